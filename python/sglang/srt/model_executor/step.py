@@ -49,7 +49,11 @@ class StepRequest:
 
 @dataclass(slots=True)
 class StepInput:
-    """Everything the model thread needs for one step. `requests[r]` belongs to request r of `batch`."""
+    """Everything the model thread needs for one step. `requests[r]` belongs to request r of `batch`.
+
+    `batch.output_rows` are exactly the rows whose logits someone wants, ascending: the last row of every request that
+    samples, and the rows named by prompt logprob specs (a row can be both). Empty when the step only computes KV.
+    """
 
     batch: ForwardBatch
     requests: list[StepRequest]
