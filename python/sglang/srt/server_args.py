@@ -98,6 +98,11 @@ class ServerArgs:
     def resolved_tokenizer_path(self) -> str:
         return self.tokenizer_path or self.model_path
 
+    @property
+    def model_override(self) -> dict[str, Any]:
+        """--json-model-override-args, parsed."""
+        return json.loads(self.json_model_override_args)
+
     def public_dict(self) -> dict[str, Any]:
         """All fields, secrets replaced; served by /server_info."""
         secret = {f.name for f in dataclasses.fields(self) if f.metadata.get("secret")}

@@ -1,0 +1,53 @@
+"""The table of operations: what the model calls, and per backend who does it.
+
+Contract of every entry, on every backend:
+- A row's result is a function of that row's inputs and the weights, bit for bit: not of the number of rows, their order,
+  the number of threads, or what the neighbours are.
+- Inputs may be bfloat16 or float32; arithmetic and sums are float32; a result is rounded once, to the dtype asked for.
+- Orders of summation that a contract names (experts ascending, streams ascending, keys in list order) are part of it;
+  others are the backend's own, but fixed.
+
+Shapes, dtypes and formulas stand in the docstrings of the reference, `kernels/torch_backend`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Callable
+
+from sglang.srt.errors import ConfigError
+from sglang.srt.kernels.torch_backend import attention, engram, hyper_connections, indexer, linear, moe, norm, rotary
+
+
+@dataclass(frozen=True)
+class KernelTable:
+    """One implementation per operation."""
+
+    linear: Callable = linear.linear
+    grouped_linear: Callable = linear.grouped_linear
+    rms_norm: Callable = norm.rms_norm
+    hc_coefficients: Callable = hyper_connections.coefficients
+    hc_collapse: Callable = hyper_connections.collapse
+    hc_expand: Callable = hyper_connections.expand
+    rotate: Callable = rotary.rotate
+    sparse_attention: Callable = attention.sparse_attention
+    index_scores: Callable = indexer.index_scores
+    select_top: Callable = indexer.select_top
+    candidate_mask: Callable = indexer.candidate_mask
+    route: Callable = moe.route
+    mixture: Callable = moe.mixture
+    engram_gate: Callable = engram.engram_gate
+
+
+OPERATIONS = tuple(f.name for f in fields(KernelTable))
+
+BACKENDS: dict[str, Callable[[], KernelTable]] = {"torch": KernelTable}
+"""Complete tables by name. `torch` is the reference: always there, on every device."""
+
+
+def load_kernels(backend: str) -> KernelTable:
+    """The table of a backend; `auto` takes the fastest that is available. Raises ConfigError for an unknown name."""
+    name = "torch" if backend == "auto" else backend
+    if name not in BACKENDS:
+        raise ConfigError(f"--kernel-backend {backend}: expected one of auto, {', '.join(BACKENDS)}")
+    return BACKENDS[name]()

@@ -1,0 +1,31 @@
+"""What the layers of one forward share (model.md §12.3), and the memory they work on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from sglang.srt.mem_cache.global_kv_pool import GlobalKVPool
+from sglang.srt.mem_cache.state_pool import StatePool
+from sglang.srt.models.deepseek_v41.plan import ForwardPlan
+
+
+@dataclass
+class Selection:
+    """Compressed latents chosen by the last index source, per row: where they are in the pages of their KV source."""
+
+    page: torch.Tensor  # int64 [T, index_topk], -1 behind the last
+    entry: torch.Tensor  # int64 [T, index_topk]
+
+
+@dataclass
+class ForwardContext:
+    """Lives for one forward. `selection` and `candidates` are written by index source layers and read by those after."""
+
+    plan: ForwardPlan
+    state: StatePool
+    kv: GlobalKVPool
+    selection: Selection | None = None
+    candidates: list[list[torch.Tensor]] | None = None  # per request, per row block: bool [rows, groups]
+    features: list[torch.Tensor] = field(default_factory=list)  # draft inputs, [T, d] per target layer (model.md §3)

@@ -1,0 +1,69 @@
+"""Logits against the golden checkpoints, exact arithmetic: in one go, token by token, and with a truncated prefill."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from harness.direct import CHECKPOINTS, Golden, direct_runner
+
+TOLERANCE = 2e-3
+CASES = [(name, case) for name in CHECKPOINTS for case in Golden(name).cases]
+
+
+@pytest.fixture(scope="module", params=CHECKPOINTS)
+def runner(request):
+    return request.param, direct_runner(request.param)
+
+
+@pytest.mark.parametrize("chunk", [10_000, 1, 7], ids=["whole", "token-by-token", "chunks-of-7"])
+def test_every_row_agrees_with_the_golden_logits(runner, chunk):
+    name, model = runner
+    golden = Golden(name)
+    for case in golden.cases:
+        sequence = model.sequence(0)
+        logits = sequence.extend(golden[f"{case}.prompt"].tolist(), chunk)
+        error = (logits - golden[f"{case}.logits"]).abs().max().item()
+        assert error < TOLERANCE, (name, case, error)
+
+
+def test_greedy_continuation_agrees_where_the_margin_decides(runner):
+    name, model = runner
+    golden = Golden(name)
+    for case in golden.cases:
+        sequence = model.sequence(0)
+        logits = sequence.extend(golden[f"{case}.prompt"].tolist())
+        error = (logits - golden[f"{case}.logits"]).abs().max().item()
+        row = logits[-1]
+        for wanted, margin in zip(golden[f"{case}.greedy"].tolist(), golden[f"{case}.margins"].tolist()):
+            got = int(row.argmax())
+            if margin > 2 * error:
+                assert got == wanted, (name, case)
+            row = sequence.extend([wanted])[-1]
+
+
+def test_truncated_prefill_agrees_with_the_golden_replay(runner):
+    name, model = runner
+    golden = Golden(name)
+    checked = 0
+    for case in golden.cases:
+        for key in golden.keys():
+            if not key.startswith(f"{case}.replay"):
+                continue
+            keep = int(key.split(".")[1].removeprefix("replay"))
+            prompt = golden[f"{case}.prompt"].tolist()
+            for chunk in (10_000, 16):
+                sequence = model.sequence(0, decoder_start=max(0, len(prompt) - keep))
+                logits = sequence.extend(prompt, chunk)[-keep:]
+                assert (logits - golden[key]).abs().max().item() < TOLERANCE, (name, case, chunk)
+                checked += 1
+    assert checked
+
+
+def test_residual_streams_after_every_layer_agree():
+    golden, model = Golden("nano-s1"), direct_runner("nano-s1")
+    case = golden.cases[0]
+    seen: dict[int, torch.Tensor] = {}
+    model.sequence(0).extend(golden[f"{case}.prompt"].tolist(), observe=lambda layer, residual: seen.update({layer: residual}))
+    for layer, residual in seen.items():
+        assert (residual - golden[f"{case}.layer{layer}"]).abs().max().item() < TOLERANCE, layer
+    assert len(seen) == model.config.num_hidden_layers
