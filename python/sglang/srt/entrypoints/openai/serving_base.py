@@ -1,0 +1,263 @@
+"""What chat and completions share: read and check the body, make sequences, then collect or stream the reply.
+
+A route is two classes. `Serving` turns a request into a `Reply`; the reply knows its sequences and turns their outputs into
+chunks. A whole reply is built from the very chunks a stream would have sent, so the two cannot disagree.
+
+    body ─parse─► request ─prepare─► Reply ─sequences─► TokenizerManager.run ×n ─take─► chunks ─► SSE, or one JSON object
+
+Errors before the first output are HTTP errors; later ones are an event that ends the stream.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from sglang.srt.entrypoints.openai.protocol import CommonRequest, as_list, parse
+from sglang.srt.entrypoints.openai.usage import ChoiceUsage, usage_of
+from sglang.srt.errors import BadRequest
+from sglang.srt.managers.sequence import SequenceOutput, SequenceRequest, child_seed
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
+from sglang.srt.sampling.sampling_params import MAX_N, SamplingParams, parse_sampling_params
+from sglang.srt.server_args import ServerArgs
+
+logger = logging.getLogger(__name__)
+
+MAX_TOP_LOGPROBS = 20  # OpenAI's limit
+MAX_SEQUENCES = 2048  # of one request: prompts times n
+WEIGHT_VERSION = "default"
+
+# Sampling fields a model may have an opinion about, in generation_config.json.
+_MODEL_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+# SGLang's sampling names and what the OpenAI routes call them.
+_ROUTE_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed"}
+
+R = TypeVar("R", bound=CommonRequest)
+Json = dict[str, Any]
+
+
+def model_sampling_defaults(args: ServerArgs) -> Json:
+    """Sampling fields of the model's generation_config.json; empty with --sampling-defaults openai."""
+    path = Path(args.model_path) / "generation_config.json"
+    if args.sampling_defaults != "model" or not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_bytes())
+        given = {name: config[name] for name in _MODEL_SAMPLING if config.get(name) is not None}
+        # transformers writes "no limit" as 0
+        given = {name: value for name, value in given.items() if not (name == "top_k" and value == 0)}
+        parse_sampling_params(given, vocab_size=1 << 31)
+    except (ValueError, AttributeError, BadRequest) as error:
+        logger.warning("generation_config.json is ignored: %s", error)
+        return {}
+    return given
+
+
+class Reply(ABC):
+    """The answer to one request in the making. One per request; not shared between tasks."""
+
+    object_name: ClassVar[str]  # of a whole reply
+    chunk_name: ClassVar[str]
+
+    def __init__(self, request: CommonRequest, *, id: str, model: str, sequences: list[SequenceRequest], report_cache: bool):
+        """`sequences` are numbered as the choices will be: prompt-major, n of each prompt."""
+        self.request = request
+        self.id = id
+        self.model = model
+        self.created = int(time.time())
+        self.sequences = sequences
+        self._report_cache = report_cache
+        self.usages = [ChoiceUsage(prompt=index // request.n) for index in range(len(sequences))]
+        self._last: list[SequenceOutput | None] = [None] * len(sequences)
+
+    def take(self, index: int, output: SequenceOutput) -> Iterator[Json]:
+        """Chunks for what one step added to one choice."""
+        usage = self.usages[index]
+        usage.prompt_tokens, usage.cached_tokens = output.prompt_tokens, output.cached_tokens
+        usage.completion_tokens = output.completion_tokens
+        self._last[index] = output
+        yield from self._take(index, output)
+
+    @abstractmethod
+    def _take(self, index: int, output: SequenceOutput) -> Iterator[Json]: ...
+
+    def end(self) -> Iterator[Json]:
+        """Chunks after all choices have ended, without usage."""
+        yield from ()
+
+    @abstractmethod
+    def _choice(self, index: int) -> Json:
+        """One entry of `choices` of a whole reply."""
+
+    def whole(self) -> Json:
+        """The reply in one object, once every output has been taken."""
+        reply = self._envelope(self.object_name, [self._choice(index) for index in range(len(self.sequences))])
+        reply["usage"] = self.usage()
+        reply["metadata"] = {"weight_version": WEIGHT_VERSION}
+        extension = self._extension()
+        return reply | {"sglext": extension} if extension else reply
+
+    def usage(self, *, streamed: bool = False) -> Json:
+        return usage_of(self.usages, report_cache=self._report_cache, streamed=streamed)
+
+    def chunk(self, choices: list[Json]) -> Json:
+        """A chunk of the stream; with continuous_usage_stats it carries the usage so far."""
+        chunk = self._envelope(self.chunk_name, choices)
+        if choices and self.request.continuous_usage:
+            chunk["usage"] = self.usage(streamed=True)
+        return chunk
+
+    def usage_chunk(self) -> Json:
+        chunk = self.chunk([]) | {"usage": self.usage(streamed=True)}
+        extension = self._extension()
+        return chunk | {"sglext": extension} if extension else chunk
+
+    def meta_info(self, index: int) -> Json:
+        """SGLang's own report of a choice, for return_meta_info."""
+        output = self._last[index]
+        if output is None:
+            return {}
+        return {
+            "id": output.rid,
+            "finish_reason": _finish_fields(output),
+            "prompt_tokens": output.prompt_tokens,
+            "weight_version": WEIGHT_VERSION,
+            "num_retractions": output.raw.num_retractions,
+            "reasoning_tokens": self.usages[index].reasoning_tokens,
+            "completion_tokens": output.completion_tokens,
+            "cached_tokens": output.cached_tokens,
+            "cached_tokens_details": {"device": output.cached_tokens, "host": 0},
+            "dp_rank": None,
+            "seed": output.seed,
+            **output.timing,
+        }
+
+    def _envelope(self, name: str, choices: list[Json]) -> Json:
+        return {"id": self.id, "object": name, "created": self.created, "model": self.model, "choices": choices}
+
+    def _extension(self) -> Json:
+        """What was asked for under `sglext`."""
+        extension: Json = {}
+        if self.request.return_cached_tokens_details:
+            cached = self.usages[0].cached_tokens
+            extension["cached_tokens_details"] = {"device": cached, "host": 0}
+        last = self._last[0]
+        if self.request.return_spec_tokens_details and last is not None and last.raw.spec:
+            extension["spec_tokens_details"] = last.raw.spec
+        return extension
+
+
+class Serving(ABC, Generic[R]):
+    """One route. Built once; `prepare` is called for each request."""
+
+    request_type: type[R]
+    id_prefix: ClassVar[str]
+
+    def __init__(self, tm: TokenizerManager):
+        self.tm = tm
+        self._sampling_defaults = model_sampling_defaults(tm.args)
+
+    def read(self, body: bytes) -> R:
+        """The request in a body, checked as far as both routes go. Raises BadRequest."""
+        request = parse(body, self.request_type)
+        if not 1 <= request.n <= MAX_N:
+            raise BadRequest(f"n must be in 1..{MAX_N}, found {request.n}", param="n")
+        return request
+
+    @abstractmethod
+    async def prepare(self, request: R) -> Reply:
+        """Render, tokenize and check; nothing has been sent to the scheduler yet. Raises BadRequest."""
+
+    def new_id(self) -> str:
+        return self.id_prefix + uuid.uuid4().hex
+
+    def sampling(self, request: R, max_tokens: int | None) -> SamplingParams:
+        """Sampling of a request: what it says, else what the model says, else SGLang's defaults. Raises BadRequest."""
+        fields: Json = {name: self._sampling_defaults.get(name) for name in _MODEL_SAMPLING}
+        for name in _MODEL_SAMPLING:
+            if getattr(request, name) is not None:
+                fields[name] = getattr(request, name)
+        fields |= {
+            "max_new_tokens": max_tokens,
+            "min_new_tokens": request.min_tokens,
+            "frequency_penalty": request.frequency_penalty,
+            "presence_penalty": request.presence_penalty,
+            "logit_bias": request.logit_bias,
+            "stop": as_list(request.stop),
+            "stop_token_ids": request.stop_token_ids,
+            "stop_regex": as_list(request.stop_regex),
+            "ignore_eos": request.ignore_eos,
+            "skip_special_tokens": request.skip_special_tokens,
+            "no_stop_trim": request.no_stop_trim,
+            "sampling_seed": request.seed,
+            "stream_interval": request.stream_interval,
+            "custom_params": request.custom_params,
+        }
+        try:
+            return parse_sampling_params(fields, vocab_size=self.tm.vocab_size, default_max_new_tokens=None)
+        except BadRequest as error:
+            raise _in_route_names(error) from None
+
+    def sequences_of(
+        self, request: R, prompts: list[list[int]], sampling: SamplingParams, *, return_logprob: bool, top_logprobs: int, input_logprobs: bool = False
+    ) -> list[SequenceRequest]:
+        """n sequences of each prompt, prompt-major. Every one has noise of its own, also under one seed."""
+        count = len(prompts) * request.n
+        if count > MAX_SEQUENCES:
+            raise BadRequest(f"{len(prompts)} prompts with n = {request.n} ask for {count} answers, the limit is {MAX_SEQUENCES}")
+        if not 0 <= top_logprobs <= MAX_TOP_LOGPROBS:
+            raise BadRequest(f"logprobs for at most {MAX_TOP_LOGPROBS} tokens a position, found {top_logprobs}", param="top_logprobs")
+        return [
+            SequenceRequest(
+                rid=self._rid(request, index, count),
+                input_ids=prompts[index // request.n],
+                sampling=child_seed(sampling, index % request.n),
+                stream=request.stream,
+                return_logprob=return_logprob,
+                logprob_start_len=0 if input_logprobs else -1,
+                top_logprobs_num=top_logprobs,
+                priority=request.priority or 0,
+                cache_salt=(request.cache_salt or "") + (request.extra_key or ""),
+                deadline_s=request.timeout,
+                swa_restore=request.swa_restore,
+                prefill_truncation=request.prefill_truncation,
+                label=self.id_prefix,
+            )
+            for index in range(count)
+        ]
+
+    def _rid(self, request: R, index: int, count: int) -> str:
+        if request.rid is None:
+            return self.tm.new_rid()
+        return request.rid if count == 1 else f"{request.rid}-{index}"
+
+
+async def outputs(tm: TokenizerManager, reply: Reply) -> AsyncIterator[tuple[int, SequenceOutput]]:
+    """The outputs of all sequences of a reply as they come, with the number of their choice."""
+    raise NotImplementedError
+    yield
+
+
+def _finish_fields(output: SequenceOutput) -> Json | None:
+    finish = output.finish
+    if finish is None:
+        return None
+    if finish.type == "stop":
+        return {"type": "stop", "matched": finish.matched}
+    if finish.type == "length":
+        return {"type": "length", "length": finish.length}
+    return {"type": finish.type, "message": finish.message, "status_code": finish.status_code, "err_type": finish.err_type}
+
+
+def _in_route_names(error: BadRequest) -> BadRequest:
+    """SGLang's sampling names are not what the client of an OpenAI route wrote."""
+    message = error.message
+    for theirs, ours in _ROUTE_NAMES.items():
+        message = message.replace(theirs, ours)
+    return BadRequest(message, param=_ROUTE_NAMES.get(error.param or "", error.param))
