@@ -65,8 +65,7 @@ class RunningSequence:
 
     async def next(self) -> RequestOutput:
         """The next output. Raises what `fail` was given, after the outputs that came before it."""
-        if not self._waiting:
-            await self._wake.wait()
+        await self._wake.wait()
         if not self._waiting and self._error is not None:
             raise self._error
         if not self._stream or len(self._waiting) > _MERGE_ABOVE:
@@ -96,7 +95,7 @@ class RunningSequence:
                 if is_first:
                     metrics.first_token(clock.first_token - clock.arrived, is_streaming=self._stream)
                 gaps = new - 1 if is_first else new
-                metrics.token_gaps(now - before, gaps) if gaps else None
+                metrics.token_gaps(now - before, gaps)
             self._num_tokens += new
         if output.finish is None:
             return

@@ -148,7 +148,8 @@ class TokenizerManager:
 
     async def close(self) -> None:
         """Stop receiving and close the sockets."""
-        self.fail("the engine was shut down") if self._sequences or self._calls else None
+        if self._sequences or self._calls:
+            self.fail("the engine was shut down")
         if self._receiver is not None:
             self._receiver.cancel()
             await asyncio.gather(self._receiver, return_exceptions=True)
@@ -175,9 +176,9 @@ class TokenizerManager:
         Raises a ServiceError at the first step if the sequence is refused, or later if it fails. Close the iterator
         (contextlib.aclosing) when leaving early. `is_internal` keeps a sequence out of the metrics.
         """
-        self._refuse_unless_alive(is_internal)
         request = self._prepare(seq)
         await self._wait_for_rid(seq.rid)
+        self._refuse_unless_alive(is_internal)
         running = RunningSequence(seq.rid, stream=seq.stream, metrics=None if is_internal else self.metrics)
         self._sequences[seq.rid] = running
         detokenizer = self._detokenizer(request)
