@@ -12,6 +12,7 @@ that keeps every reply under 2 KB.
 from __future__ import annotations
 
 import logging
+import secrets
 from typing import Any, Literal
 
 import msgspec
@@ -57,7 +58,7 @@ def as_service_error(error: Exception, where: str) -> ServiceError:
     """What the client is told of any exception. Ours is logged with an id that the reply carries, and nothing more is said."""
     if isinstance(error, ServiceError):
         return error
-    reference = f"{id(error) & 0xFFFFFFFF:08x}"
+    reference = secrets.token_hex(4)
     logger.error("internal error %s in %s", reference, where, exc_info=error)
     return EngineFailed(f"internal error, reference {reference}; the server's log has the details")
 
