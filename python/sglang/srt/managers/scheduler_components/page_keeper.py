@@ -1,0 +1,143 @@
+"""Pages and slots of running requests, and what of them the radix tree gets (steps "match the prefix" and "cache").
+
+A request's page table starts with `num_shared_pages` pages that belong to the tree (locked while it runs); the rest is its
+own. Memory operations are returned as `PoolOp`s that travel with a step, so they run in order with the forwards.
+"""
+
+from __future__ import annotations
+
+from sglang.srt.managers.request import Req
+from sglang.srt.managers.scheduler_components.step_plan import Snapshot, Step
+from sglang.srt.mem_cache.allocator import PagePool
+from sglang.srt.mem_cache.radix_cache import PrefixMatch, RadixCache
+from sglang.srt.model_executor.step import PoolOp
+
+OVERLAP_MARGIN = 1
+"""A step in flight may have written one position past the last token of a request that just ended, so a state handed to the
+tree can be taken back one position less than the pool allows."""
+
+
+class PageKeeper:
+    """Moves pages and slots between the free pools, running requests and the tree."""
+
+    def __init__(self, page_size: int, pages: PagePool, slots: PagePool, tree: RadixCache, replay_tokens: int):
+        self.page_size = page_size
+        self.pages = pages
+        self.slots = slots
+        self.tree = tree
+        self.replay_tokens = replay_tokens  # rows that rebuild a window in bounded restore
+
+    @property
+    def available_pages(self) -> int:
+        """Pages that are free, or that eviction can free."""
+        return self.pages.free_count + self.tree.evictable_pages
+
+    def matched_tokens(self, req: Req) -> int:
+        """Tokens a match would find now; nothing is locked."""
+        return self._match(req)[0].num_tokens
+
+    # -- admission ----------------------------------------------------------------------------------------------------
+
+    def attach(self, req: Req, *, headroom: int, use_cache: bool = True) -> list[PoolOp] | None:
+        """Match the prefix and give `req` a slot and its shared pages.
+
+        None, and nothing changed, unless there is room for all its known tokens plus `headroom` pages. Own pages are
+        allocated later, as tokens are computed (`grow`).
+        """
+        match, window_start, replayed = self._match(req) if use_cache else (PrefixMatch.miss(), 0, 0)
+        self.tree.lock(match)
+        slot = self._take_slot()
+        tail = self._take_pages(1) if slot is not None and match.tail_page is not None else []
+        num_needed = req.page_count(self.page_size) - len(match.pages) - len(tail or [])
+        if slot is None or tail is None or num_needed + headroom > self.available_pages:
+            self.pages.free(tail or [])
+            self.slots.free([] if slot is None else [slot])
+            self.tree.unlock(match)
+            return None
+        req.lock, req.slot = match, slot
+        req.pages, req.num_shared_pages = match.pages + tail, len(match.pages)
+        req.num_computed, req.window_start = match.num_tokens, window_start
+        req.num_replayed += replayed
+        ops = [PoolOp("copy_page", match.tail_page, tail[0])] if tail else []
+        # A replayed window starts from nothing, as a fresh request does.
+        restored = match.snapshot is not None and not replayed
+        return ops + [PoolOp("copy_slot", match.snapshot, slot) if restored else PoolOp("reset_slot", slot, slot)]
+
+    def _match(self, req: Req) -> tuple[PrefixMatch, int, int]:
+        """(match, first position with window latents, tokens to replay)."""
+        key, limit = req.cache_key(), req.match_limit
+        exact = self.tree.match(key, limit)
+        if req.restore != "bounded":
+            return exact, 0, 0
+        # Bounded replay: keep whole shared pages up to `start`, recompute the rest of the match into pages of its own, with
+        # windows that know nothing before `start`. The page boundary is even, so no compressor tail is needed.
+        start = max(0, exact.full_match_tokens - self.replay_tokens) // self.page_size * self.page_size
+        if start <= exact.num_tokens:
+            return exact, 0, 0
+        return self.tree.match(key, start, mode="bounded"), start, exact.full_match_tokens - start
+
+    def _take_slot(self) -> int | None:
+        if not self.slots.free_count:
+            self.tree.evict_snapshots(1)
+        taken = self.slots.alloc(1)
+        return taken[0] if taken else None
+
+    def _take_pages(self, count: int) -> list[int] | None:
+        missing = count - self.pages.free_count
+        if missing > 0:
+            self.tree.evict_pages(missing)
+        return self.pages.alloc(count)
+
+    # -- while running ------------------------------------------------------------------------------------------------
+
+    def grow(self, req: Req, num_tokens: int) -> int:
+        """Add pages so that `req` can hold `num_tokens`; returns how many tokens it can hold (fewer when pages are short)."""
+        missing = -(-num_tokens // self.page_size) - len(req.pages)
+        if missing > 0:
+            req.pages += self._take_pages(min(missing, self.available_pages)) or []
+        return min(num_tokens, len(req.pages) * self.page_size)
+
+    def take_snapshot(self, req: Req) -> tuple[Snapshot, list[PoolOp]] | None:
+        """Copy the state of `req` at its computed position. None if there is no room: a snapshot is never worth a retraction."""
+        num_tokens = req.num_computed
+        has_tail = num_tokens % self.page_size != 0
+        slot = self._take_slot()
+        tail = self._take_pages(1) if slot is not None and has_tail else []
+        if slot is None or tail is None:
+            self.slots.free([] if slot is None else [slot])
+            return None
+        ops = [PoolOp("copy_slot", req.slot, slot)]
+        if has_tail:
+            ops.append(PoolOp("copy_page", req.pages[num_tokens // self.page_size], tail[0]))
+        return Snapshot(req, num_tokens, slot, tail[0] if has_tail else None), ops
+
+    def keep_snapshot(self, snapshot: Snapshot, in_flight: Step | None) -> None:
+        """Hand a snapshot that has been taken to the tree. From here on the request shares its full pages with the tree.
+
+        Where the tree had these tokens already, the request goes over to the tree's pages (the content is equal bit for
+        bit) and its own are freed once no step in flight reads them.
+        """
+        req, num_tokens = snapshot.req, snapshot.num_tokens
+        num_full = num_tokens // self.page_size
+        tail = [] if snapshot.tail_page is None else [snapshot.tail_page]
+        key = req.cache_key(num_tokens)
+        result = self.tree.insert(key, req.pages[:num_full] + tail, num_tokens, snapshot.slot)
+        self._free(result, in_flight)
+        match = self.tree.match(key, num_full * self.page_size, mode="bounded")
+        self.tree.lock(match)
+        self.tree.unlock(req.lock)
+        req.lock, req.num_shared_pages = match, num_full
+        req.pages[:num_full] = match.pages
+
+    def drop_snapshot(self, snapshot: Snapshot) -> None:
+        self.slots.free([snapshot.slot])
+        self.pages.free([] if snapshot.tail_page is None else [snapshot.tail_page])
+
+    # -- end of residence ---------------------------------------------------------------------------------------------
+
+    def release(self, req: Req, *, cache: bool = True) -> None:
+        """Take all memory from `req`, which no step in flight uses. What is computed goes to the tree, the slot as its snapshot."""
+        ...
+
+    def _free(self, result, in_flight: Step | None) -> None:
+        ...

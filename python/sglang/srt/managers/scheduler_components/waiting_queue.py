@@ -1,0 +1,38 @@
+"""Requests that hold no memory yet, or no longer."""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+from sglang.srt.errors import Overloaded
+from sglang.srt.managers.request import Req, ReqState
+
+
+class WaitingQueue:
+    """A bounded list. Its order means nothing: every step sorts it by the schedule policy."""
+
+    def __init__(self, max_queued_requests: int):
+        self._max = max_queued_requests
+        self._waiting: list[Req] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Req]:
+        return iter(tuple(self._waiting))
+
+    def add(self, req: Req, free_places: int) -> None:
+        """Enqueue a new request. Raises Overloaded if more wait than --max-queued-requests and the `free_places` that are
+        about to be filled from the queue."""
+        limit = self._max + free_places
+        if len(self._waiting) >= limit:
+            raise Overloaded(f"{len(self._waiting)} requests are waiting already (--max-queued-requests {self._max}); try again later")
+        self._waiting.append(req)
+
+    def put_back(self, req: Req) -> None:
+        """A retracted request returns; it was accepted once, so no limit applies."""
+        req.state = ReqState.WAITING
+        self._waiting.append(req)
+
+    def remove(self, req: Req) -> None:
+        self._waiting.remove(req)
