@@ -2,7 +2,8 @@
 
     ServiceError
     ├── BadRequest 400            the request cannot be served as written
-    │   └── ContextTooLong 400    prompt + max_tokens exceed the context
+    │   ├── ContextTooLong 400    prompt + max_tokens exceed the context
+    │   └── BodyTooLarge 413      the body exceeds --max-body-bytes
     ├── NotFound 404
     ├── Unauthorized 401
     ├── Overloaded 503            queue full; carries Retry-After
@@ -36,6 +37,10 @@ class BadRequest(ServiceError):
 
 class ContextTooLong(BadRequest):
     pass
+
+
+class BodyTooLarge(BadRequest):
+    status = 413
 
 
 class Unauthorized(ServiceError):

@@ -44,6 +44,7 @@ class ServerArgs:
     port: int = flag(30000, "HTTP port")
     api_key: str | None = flag(None, "clients must send it as a bearer token", secret=True)
     admin_api_key: str | None = flag(None, "key of the operator endpoints; default: the API key", secret=True)
+    max_body_bytes: int = flag(32 << 20, "bytes of one HTTP request's body; larger ones are answered 413")
     log_level: str = flag("info", "log level of all processes", choices=("debug", "info", "warning", "error"))
     log_requests: bool = flag(False, "log one line per request (never its content)")
     skip_server_warmup: bool = flag(False, "report ready without generating a token first")
