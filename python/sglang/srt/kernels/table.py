@@ -16,27 +16,27 @@ from dataclasses import dataclass, fields
 from typing import Callable
 
 from sglang.srt.errors import ConfigError
-from sglang.srt.kernels.torch_backend import attention, engram, hyper_connections, indexer, linear, moe, norm, rotary
+from sglang.srt.kernels import torch_backend as reference
 
 
 @dataclass(frozen=True)
 class KernelTable:
     """One implementation per operation."""
 
-    linear: Callable = linear.linear
-    grouped_linear: Callable = linear.grouped_linear
-    rms_norm: Callable = norm.rms_norm
-    hc_coefficients: Callable = hyper_connections.coefficients
-    hc_collapse: Callable = hyper_connections.collapse
-    hc_expand: Callable = hyper_connections.expand
-    rotate: Callable = rotary.rotate
-    sparse_attention: Callable = attention.sparse_attention
-    index_scores: Callable = indexer.index_scores
-    select_top: Callable = indexer.select_top
-    candidate_mask: Callable = indexer.candidate_mask
-    route: Callable = moe.route
-    mixture: Callable = moe.mixture
-    engram_gate: Callable = engram.engram_gate
+    linear: Callable = reference.linear.linear
+    grouped_linear: Callable = reference.linear.grouped_linear
+    rms_norm: Callable = reference.norm.rms_norm
+    hc_coefficients: Callable = reference.hyper_connections.coefficients
+    hc_collapse: Callable = reference.hyper_connections.collapse
+    hc_expand: Callable = reference.hyper_connections.expand
+    rotate: Callable = reference.rotary.rotate
+    sparse_attention: Callable = reference.attention.sparse_attention
+    index_scores: Callable = reference.indexer.index_scores
+    select_top: Callable = reference.indexer.select_top
+    candidate_mask: Callable = reference.indexer.candidate_mask
+    route: Callable = reference.moe.route
+    mixture: Callable = reference.moe.mixture
+    engram_gate: Callable = reference.engram.engram_gate
 
 
 OPERATIONS = tuple(f.name for f in fields(KernelTable))

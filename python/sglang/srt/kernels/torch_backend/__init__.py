@@ -6,3 +6,7 @@ product has a constant shape: rows are processed in tiles of a fixed count, the 
 operations and reductions over a last axis of fixed length do not depend on the other rows; sums over short axes are
 written out as additions.
 """
+
+from sglang.srt.kernels.torch_backend import attention, engram, hyper_connections, indexer, linear, moe, norm, rotary
+
+__all__ = ["attention", "engram", "hyper_connections", "indexer", "linear", "moe", "norm", "rotary"]
