@@ -116,7 +116,7 @@ BAD = [
     ({"logit_bias": [1]}, "logit_bias", "object"),
     ({"sampling_seed": 2**63}, "sampling_seed", str(2**63)),
     ({"sampling_seed": 1.0}, "sampling_seed", "integer"),
-    ({"regex": "a", "ebnf": "root ::= \"a\""}, "ebnf", "only one of json_schema, regex, ebnf, structural_tag"),
+    ({"regex": "a", "ebnf": 'root ::= "a"'}, "ebnf", "only one of json_schema, regex, ebnf, structural_tag"),
     ({"json_schema": {"type": "object"}}, "json_schema", "string"),
     ({"stream_interval": 0}, "stream_interval", "got 0"),
     ({"custom_params": 3}, "custom_params", "object"),
@@ -137,7 +137,7 @@ def test_bad_values_are_named_with_what_was_found(obj, param, words):
 
 
 def test_an_unknown_field_lists_the_allowed_ones():
-    with pytest.raises(BadRequest, match="unknown field `foo`, expected one of `max_new_tokens`, .*`sampling_seed`"):
+    with pytest.raises(BadRequest, match=r"unknown field `foo`, expected one of `max_new_tokens`, .*`sampling_seed`"):
         parse({"foo": 1})
 
 

@@ -47,7 +47,7 @@ class Sampler:
         logits = logits.float()
         maxima, argmaxima = logits.max(dim=1)  # a NaN anywhere in a row becomes its maximum; ties give the lowest index
         results = []
-        for row, state, position, maximum, argmax in zip(logits, states, positions, maxima.tolist(), argmaxima.tolist()):
+        for row, state, position, maximum, argmax in zip(logits, states, positions, maxima.tolist(), argmaxima.tolist(), strict=True):
             if math.isnan(maximum):
                 results.append(SampledToken(id=0, error=f"the model produced NaN at position {position}"))
                 continue
@@ -75,10 +75,8 @@ class Sampler:
         """
         if len(targets) != logits.shape[0]:
             raise ValueError(f"{logits.shape[0]} rows and {len(targets)} target ids do not belong together")
-        result = TokenLogprobs(
-            ids=list(targets), logprobs=[], top=[] if top else None, token_ids=[] if token_ids is not None else None
-        )
-        for row, target in zip(logits.float(), targets):
+        result = TokenLogprobs(ids=list(targets), logprobs=[], top=[] if top else None, token_ids=[] if token_ids is not None else None)
+        for row, target in zip(logits.float(), targets, strict=True):
             logprobs = row_logprobs(row)
             result.logprobs.append(float(logprobs[target]))
             if result.top is not None:
@@ -103,11 +101,11 @@ def top_logprobs(row: torch.Tensor, logprobs: torch.Tensor, k: int) -> list[tupl
     Ordered by raw logit, not by logprob: two logits may round to one logprob, and the argmax should still come first.
     """
     ids = descending(row, k)[:k]
-    return list(zip(logprobs[ids].tolist(), ids.tolist()))
+    return list(zip(logprobs[ids].tolist(), ids.tolist(), strict=True))
 
 
 def selected_logprobs(logprobs: torch.Tensor, ids: Sequence[int] | None) -> list[tuple[float, int]] | None:
     """(logprob, id) of the ids asked for, in the order asked; None if none were asked for."""
     if ids is None:
         return None
-    return list(zip(logprobs[torch.tensor(ids, dtype=torch.int64, device=logprobs.device)].tolist(), ids))
+    return list(zip(logprobs[torch.tensor(ids, dtype=torch.int64, device=logprobs.device)].tolist(), ids, strict=True))

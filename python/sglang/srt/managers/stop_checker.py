@@ -55,7 +55,7 @@ class StopChecker:
     def check(self, token_id: int) -> FinishReason | None:
         """Take the next emitted id. A reason means that it is the last one."""
         self.num_tokens += 1
-        matched = self._match_text(token_id)
+        matched: int | str | None = self._match_text(token_id)
         if matched is None and token_id in self._end_ids:
             matched = token_id
         if matched is not None and self.num_tokens >= self._min_tokens:

@@ -8,7 +8,8 @@ Only JSON-able fields live here; everything derived from them belongs to `Sampli
 from __future__ import annotations
 
 import math
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import re2
@@ -24,6 +25,8 @@ MAX_STOP_BYTES = 4096
 MAX_STOP_REGEX_BYTES = 256
 MAX_N = 128
 """Choices per request. Our own limit: each is a sequence with its own state slot."""
+MAX_LOGIT_BIAS = 1e30
+"""Beyond this a float32 logit plus the bias could overflow. Far more than any use: 100 already decides a token."""
 MAX_INT = 2**31 - 1
 
 GRAMMAR_FIELDS = ("json_schema", "regex", "ebnf", "structural_tag")
@@ -80,7 +83,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Structural tag, as text, that the output must follow."""
     stream_interval: int | None = None
     """Tokens between two events of this request's stream; None: the server's."""
-    custom_params: dict | None = None
+    custom_params: dict[str, Any] | None = None
     """Passed through untouched."""
 
     @property
@@ -278,11 +281,7 @@ def _logit_bias(name: str, value: Any) -> dict[str, float]:
     return bias
 
 
-MAX_LOGIT_BIAS = 1e30
-"""Beyond this a float32 logit plus the bias could overflow. Far more than any use: 100 already decides a token."""
-
-
-def _object(name: str, value: Any) -> dict:
+def _object(name: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadRequest(f"{name} must be an object, got {_show(value)}", param=name)
     return value

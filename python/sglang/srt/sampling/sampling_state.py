@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from sglang.srt.sampling.keyed_noise import MASK64
 from sglang.srt.sampling.penalties import Penalties
 from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.sampling.seeds import MASK64
 
 
 class SamplingState:
@@ -58,11 +58,7 @@ class SamplingState:
     def takes_plain_argmax(self) -> bool:
         """True where the raw logits' argmax is the answer, at every position so far as is known now."""
         return (
-            self.params.is_greedy
-            and self.penalties is None
-            and self.bias_ids is None
-            and self.end_ids is None
-            and self.vocab_mask is None
+            self.params.is_greedy and self.penalties is None and self.bias_ids is None and self.end_ids is None and self.vocab_mask is None
         )
 
     def bans_end(self, position: int) -> bool:

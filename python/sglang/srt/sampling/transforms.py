@@ -34,9 +34,9 @@ def adjust(row: torch.Tensor, state: SamplingState, position: int) -> torch.Tens
     row = row.clone()
     if state.penalties is not None:
         state.penalties.apply_(row)
-    if state.bias_ids is not None:
+    if state.bias_ids is not None and state.bias_values is not None:
         row[state.bias_ids] += state.bias_values
-    if state.bans_end(position):
+    if state.end_ids is not None and state.bans_end(position):
         row[state.end_ids] = -math.inf
     if state.vocab_mask is not None:
         if not bool(state.vocab_mask.any()):
