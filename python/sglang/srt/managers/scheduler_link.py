@@ -23,13 +23,15 @@ class SchedulerLink:
     """Messages out and in, in order. Belongs to the event loop in which `open` was called."""
 
     def __init__(self) -> None:
-        self._directory = _private_directory()
-        self.to_scheduler = f"ipc://{self._directory}/in"  # the scheduler pulls here
-        self.from_scheduler = f"ipc://{self._directory}/out"  # the scheduler pushes here
+        self.to_scheduler = ""  # address where the scheduler pulls
+        self.from_scheduler = ""  # and where it pushes
+        self._directory: Path | None = None
         self._context: zmq.asyncio.Context | None = None
 
     def open(self) -> None:
-        """Bind both sockets. No high-water mark: a lost message would be a request that never ends."""
+        """Make the directory and bind both sockets. No high-water mark: a lost message would be a request that never ends."""
+        self._directory = _private_directory()
+        self.to_scheduler, self.from_scheduler = f"ipc://{self._directory}/in", f"ipc://{self._directory}/out"
         self._context = zmq.asyncio.Context(io_threads=1)
         self._push = self._context.socket(zmq.PUSH)
         self._pull = self._context.socket(zmq.PULL)
@@ -54,7 +56,9 @@ class SchedulerLink:
         if self._context is not None:
             self._context.destroy(linger=0)
             self._context = None
-        shutil.rmtree(self._directory, ignore_errors=True)
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory = None
 
 
 def _private_directory() -> Path:

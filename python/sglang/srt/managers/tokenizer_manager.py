@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 
-from sglang.srt.errors import BadRequest, EngineFailed, Overloaded, ServiceError, from_status
+from sglang.srt.errors import BadRequest, ConfigError, EngineFailed, Overloaded, ServiceError, from_status
 from sglang.srt.managers import io_struct
 from sglang.srt.managers.admission import Limits, check_sequence
 from sglang.srt.managers.detokenizer import IncrementalDetokenizer
@@ -72,7 +72,7 @@ class TokenizerManager:
         self._limits = Limits(model.vocab_size, model.context_length, model.context_length, args.allow_auto_truncate)
         self._max_sequences = args.max_running_requests + args.max_queued_requests
         self._random = random.SystemRandom() if args.random_seed is None else random.Random(args.random_seed)
-        self._link = link
+        self.link = link
         self._sequences: dict[str, RunningSequence] = {}
         self._calls: dict[str, asyncio.Future[FlushCacheReply | GetStateReply]] = {}
         self._became_ready: asyncio.Future[SchedulerReady] | None = None
@@ -83,12 +83,12 @@ class TokenizerManager:
 
     def start(self) -> None:
         """Open the sockets and begin to receive; call it in the loop that will own this object, before the scheduler starts."""
-        self._link.open()
+        self.link.open()
         self._became_ready = asyncio.get_running_loop().create_future()
         self._receiver = asyncio.create_task(self._receive(), name="receive from scheduler")
 
     async def wait_ready(self, timeout_s: float) -> SchedulerReady:
-        """Wait until the scheduler has loaded. Raises EngineFailed with its reason, or TimeoutError."""
+        """Wait until the scheduler has loaded. Raises ConfigError or EngineFailed with its reason, or TimeoutError."""
         assert self._became_ready is not None, "start() comes first"
         async with asyncio.timeout(timeout_s):
             return await asyncio.shield(self._became_ready)
@@ -128,14 +128,15 @@ class TokenizerManager:
 
     def shut_down_scheduler(self, drain_s: float = 0.0) -> None:
         """Ask the scheduler to exit."""
-        self._link.send(ShutdownReq(drain_s=drain_s))
+        self.link.send(ShutdownReq(drain_s=drain_s))
 
-    def fail(self, reason: str) -> None:
-        """The scheduler is gone: fail everything that waits for it. `reason` is safe to show to a client."""
+    def fail(self, reason: str, *, is_config_error: bool = False) -> None:
+        """The scheduler is gone: fail everything that waits for it. Only the first reason counts."""
         if self.failure is not None:
             return
         self.failure = reason
-        logger.error("scheduler failed: %s", reason)
+        if self._became_ready is not None and self._became_ready.done():
+            logger.error("the engine stopped: %s", reason)
         for rid, sequence in list(self._sequences.items()):
             sequence.fail(EngineFailed(f"the engine stopped while request {rid} was running"))
         self._sequences.clear()
@@ -143,7 +144,7 @@ class TokenizerManager:
             if not call.done():
                 call.set_exception(EngineFailed("the engine stopped"))
         if self._became_ready is not None and not self._became_ready.done():
-            self._became_ready.set_exception(EngineFailed(reason))
+            self._became_ready.set_exception(ConfigError(reason) if is_config_error else EngineFailed(reason))
             self._became_ready.exception()  # it may be that nobody waits
 
     async def close(self) -> None:
@@ -154,7 +155,7 @@ class TokenizerManager:
             self._receiver.cancel()
             await asyncio.gather(self._receiver, return_exceptions=True)
             self._receiver = None
-        self._link.close()
+        self.link.close()
 
     # -- sequences ---------------------------------------------------------------------------------------------------
 
@@ -182,7 +183,7 @@ class TokenizerManager:
         running = RunningSequence(seq.rid, stream=seq.stream, metrics=None if is_internal else self.metrics)
         self._sequences[seq.rid] = running
         detokenizer = self._detokenizer(request)
-        self._link.send(request)
+        self.link.send(request)
         running.clock.dispatched = time.monotonic()
         is_over = False
         try:
@@ -203,7 +204,7 @@ class TokenizerManager:
     def abort(self, rid: str = "", *, abort_all: bool = False) -> None:
         """Stop one sequence, or all. Unknown rids are ignored. The sequence ends with a finish reason of type abort."""
         if abort_all or rid in self._sequences:
-            self._link.send(AbortReq(rid="" if abort_all else rid, abort_all=abort_all, reason="aborted by request"))
+            self.link.send(AbortReq(rid="" if abort_all else rid, abort_all=abort_all, reason="aborted by request"))
 
     def _refuse_unless_alive(self, is_internal: bool) -> None:
         if self.failure is not None:
@@ -260,7 +261,7 @@ class TokenizerManager:
     def _abandon(self, running: RunningSequence) -> None:
         running.abandon()
         if not running.ended.is_set():
-            self._link.send(AbortReq(rid=running.rid, reason="the client went away"))
+            self.link.send(AbortReq(rid=running.rid, reason="the client went away"))
 
     # -- questions to the scheduler ----------------------------------------------------------------------------------
 
@@ -282,7 +283,7 @@ class TokenizerManager:
         if not self.is_alive:
             raise Overloaded("the engine is not running", retry_after_s=5)
         answer = self._calls[call_id] = asyncio.get_running_loop().create_future()
-        self._link.send(message)
+        self.link.send(message)
         try:
             async with asyncio.timeout(timeout_s):
                 return await answer
@@ -296,7 +297,7 @@ class TokenizerManager:
     async def _receive(self) -> None:
         while True:
             try:
-                message = await self._link.receive()
+                message = await self.link.receive()
             except msgspec.DecodeError as error:
                 self.fail(f"the scheduler sent something that is not a message: {error}")
                 return
@@ -313,7 +314,7 @@ class TokenizerManager:
             case SchedulerReady():
                 self._take_ready(message)
             case SchedulerFailed():
-                self.fail(message.message)
+                self.fail(message.message, is_config_error=message.is_config_error)
 
     def _deliver(self, batch: BatchOutput) -> None:
         if batch.stats is not None:
