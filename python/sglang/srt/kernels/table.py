@@ -3,7 +3,7 @@
 Contract of every entry, on every backend:
 - A row's result is a function of that row's inputs and the weights, bit for bit: not of the number of rows, their order,
   the number of threads, or what the neighbours are.
-- Inputs may be bfloat16 or float32; arithmetic and sums are float32; a result is rounded once, to the dtype asked for.
+- Inputs may be bfloat16 or float32; sums are at least float32; a result is rounded once, to the dtype asked for.
 - Orders of summation that a contract names (experts ascending, streams ascending, keys in list order) are part of it;
   others are the backend's own, but fixed.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from sglang.srt.kernels.linear_weight import LinearWeight
+from sglang.srt.kernels.torch_backend.elementwise import sigmoid
 from sglang.srt.kernels.torch_backend.linear import linear
 from sglang.srt.kernels.torch_backend.norm import rms_reciprocal
 
@@ -18,10 +19,10 @@ def coefficients(
     `iterations` Sinkhorn steps, of which the first is the softmax.
     """
     tokens, h, _ = residual.shape
-    v = residual.reshape(tokens, -1).float().contiguous()
-    m = linear(v, fn) * rms_reciprocal(v, rms_eps)
-    pre = torch.sigmoid(m[:, :h] * scale[0] + base[:h]) + hc_eps
-    post = torch.sigmoid(m[:, h : 2 * h] * scale[1] + base[h : 2 * h]) * 2.0
+    v = residual.reshape(tokens, -1).contiguous()
+    m = linear(v, fn) * rms_reciprocal(v.float(), rms_eps)
+    pre = sigmoid(m[:, :h] * scale[0] + base[:h]) + hc_eps
+    post = sigmoid(m[:, h : 2 * h] * scale[1] + base[h : 2 * h]) * 2.0
     mix = (m[:, 2 * h :] * scale[2] + base[2 * h :]).view(tokens, h, h)
     return pre, post, sinkhorn(mix, hc_eps, iterations)
 

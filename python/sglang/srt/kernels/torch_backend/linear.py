@@ -17,16 +17,18 @@ BLOCK_ELEMENTS = 1 << 19
 def linear(x: torch.Tensor, weight: LinearWeight, *, quantise_input: bool = False, out_dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """`x @ weight^T`: [T, in] -> [T, out] of `out_dtype`.
 
-    Operands are widened to float32, sums are float32, the result is rounded once. With `quantise_input` the rows of x go
-    through E4M3 in groups of 32 first (model.md §13, trap 13).
+    Sums are wider than the rows: float32 for bfloat16 x, float64 for float32 x. The latter is the exact mode of the goldens,
+    where a float32 sum is enough to swap two nearly tied index scores. The result is rounded once. With `quantise_input`
+    the rows of x go through E4M3 in groups of 32 first (model.md §13, trap 13).
     """
     num_rows = x.shape[0]
-    rows = _padded_rows(x, quantise_input)
-    out = torch.empty(rows.shape[0], weight.out_features, dtype=torch.float32, device=x.device)
+    sums = torch.float64 if x.dtype == torch.float32 else torch.float32
+    rows = _padded_rows(x, quantise_input, sums)
+    out = torch.empty(rows.shape[0], weight.out_features, dtype=sums, device=x.device)
     step = _block_rows(weight.in_features)
     for n0 in range(0, weight.out_features, step):
         n1 = min(n0 + step, weight.out_features)
-        block = dequantised_rows(weight, n0, n1).t()
+        block = dequantised_rows(weight, n0, n1).to(sums).t()
         for r0 in range(0, rows.shape[0], ROW_TILE):
             out[r0 : r0 + ROW_TILE, n0:n1] = rows[r0 : r0 + ROW_TILE] @ block
     return out[:num_rows].to(out_dtype)
@@ -61,9 +63,9 @@ def slice_rows(weight: LinearWeight, n0: int, n1: int) -> LinearWeight:
     return LinearWeight(kind=weight.kind, data=weight.data[n0:n1], scale=scale, out_features=n1 - n0, in_features=weight.in_features)
 
 
-def _padded_rows(x: torch.Tensor, quantise_input: bool) -> torch.Tensor:
-    """float32 [ceil(T / ROW_TILE) * ROW_TILE, in], zero rows at the end."""
-    values = fake_quant_e4m3(x.float()) if quantise_input else x.float()
+def _padded_rows(x: torch.Tensor, quantise_input: bool, dtype: torch.dtype) -> torch.Tensor:
+    """[ceil(T / ROW_TILE) * ROW_TILE, in] of `dtype`, zero rows at the end."""
+    values = (fake_quant_e4m3(x.float()) if quantise_input else x).to(dtype)
     padding = -x.shape[0] % ROW_TILE
     if padding:
         values = torch.cat([values, values.new_zeros(padding, values.shape[1])])

@@ -9,6 +9,7 @@ import torch
 
 from sglang.srt.kernels.formats import fake_quant_e4m3
 from sglang.srt.kernels.linear_weight import LinearWeight
+from sglang.srt.kernels.torch_backend.elementwise import sigmoid
 from sglang.srt.kernels.torch_backend.linear import linear
 
 
@@ -55,7 +56,8 @@ def mixture(
     Sums run in ascending expert id, the shared expert last, in float32; one rounding at the end.
     """
     num_rows, top_k = expert_ids.shape
-    values = fake_quant_e4m3(x.float()) if quantise_input else x  # once for all experts of a row
+    # Once for all experts of a row; four significant bits are exact in bfloat16 too.
+    values = fake_quant_e4m3(x.float()).to(x.dtype) if quantise_input else x
     parts = torch.empty(num_rows, top_k, x.shape[1], dtype=torch.float32, device=x.device)
     for expert in expert_ids.unique().tolist():
         row, slot = (expert_ids == expert).nonzero(as_tuple=True)
@@ -77,7 +79,7 @@ def _expert(
     up = linear(x, expert.w3, out_dtype=dtype).float()
     if limit:
         gate, up = gate.clamp(max=limit), up.clamp(min=-limit, max=limit)
-    inner = gate * torch.sigmoid(gate) * up
+    inner = gate * sigmoid(gate) * up
     if weight is not None:
         inner = inner * weight
     return linear(inner.to(dtype), expert.w2, quantise_input=quantise_input)
