@@ -1,16 +1,26 @@
-"""The toy tokenizer, once for all tests."""
+"""The toy tokenizer once for all tests, and the HTTP side over a scripted scheduler."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
-
+from fakes.scripted_scheduler import Script, ScriptedScheduler
+from fastapi import FastAPI
 from sglang.srt.entrypoints.openai.recipe import Recipe
+from sglang.srt.entrypoints.openai.router import build_router
+from sglang.srt.managers.model_info import ModelInfo
+from sglang.srt.managers.scheduler_link import SchedulerLink
 from sglang.srt.managers.tokenizer import Tokenizer
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
+from sglang.srt.server_args import ServerArgs
 
-GOLDEN = Path(__file__).parents[3] / "golden"
-TOY = GOLDEN / "toy_tokenizer"
+TOY = Path(__file__).parents[3] / "golden" / "toy_tokenizer"
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +31,43 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="session")
 def recipe(tokenizer: Tokenizer) -> Recipe:
     return Recipe((TOY / "tokenizer.json").read_text(), model_names=("toy",))
+
+
+@dataclass
+class Front:
+    """A client of the OpenAI routes, and what stands behind them."""
+
+    http: httpx.AsyncClient
+    tm: TokenizerManager
+    scheduler: ScriptedScheduler
+
+    async def post(self, path: str, body: Any) -> httpx.Response:
+        return await self.http.post(path, json=body)
+
+
+Start = Callable[..., AbstractAsyncContextManager[Front]]
+
+
+@pytest.fixture
+def front(tokenizer: Tokenizer) -> Start:
+    """`async with front(script, **scheduler options) as f:` the routes, in this process, without a socket for HTTP."""
+
+    @asynccontextmanager
+    async def start(script: Script | None = None, *, args: dict[str, Any] | None = None, **options: Any) -> AsyncIterator[Front]:
+        link = SchedulerLink()
+        server_args = ServerArgs(model_path=str(TOY), served_model_name="toy", **{"enable_cache_report": True, **(args or {})})
+        tm = TokenizerManager(server_args, tokenizer, ModelInfo(vocab_size=4096, context_length=8192), link)
+        tm.start()
+        scheduler = ScriptedScheduler(link.to_scheduler, link.from_scheduler, tokenizer, script, **options).start()
+        try:
+            await tm.wait_ready(10)
+            app = FastAPI()
+            app.include_router(build_router(tm))
+            transport = httpx.ASGITransport(app=app, raise_app_exceptions=True)
+            async with httpx.AsyncClient(transport=transport, base_url="http://worker", timeout=20) as http:
+                yield Front(http, tm, scheduler)
+        finally:
+            scheduler.stop()
+            await tm.close()
+
+    return start

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-
 from sglang.srt.entrypoints.openai.chat_conversation import conversation_of, effort_number, wants_thinking
 from sglang.srt.entrypoints.openai.protocol import ChatRequest, parse
 from sglang.srt.errors import BadRequest

@@ -3,8 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
-
-from sglang.srt.entrypoints.openai.logprobs import CompletionLogprobs, chat_logprobs, incomplete_tail, joined, token_name
+from sglang.srt.entrypoints.openai.logprobs import CompletionLogprobs, chat_logprobs, incomplete_tail, token_name
 from sglang.srt.managers.io_struct import TokenLogprobs
 
 
@@ -59,9 +58,3 @@ def test_incomplete_tail_is_what_is_missing_its_end(text: str) -> None:
 
 def test_incomplete_tail_of_bytes_that_can_begin_nothing() -> None:
     assert incomplete_tail(b"\x80\x80\x80\x80") == b"" and incomplete_tail(b"") == b""
-
-
-def test_joined_keeps_positions_aligned() -> None:
-    both = joined([TokenLogprobs(ids=[1], logprobs=[-1.0]), TokenLogprobs(ids=[2], logprobs=[-2.0], top=[[(-2.0, 2)]])])
-    assert (both.ids, both.logprobs, both.top) == ([1, 2], [-1.0, -2.0], [None, [(-2.0, 2)]])
-    assert joined([TokenLogprobs(ids=[1], logprobs=[-1.0])]).top is None

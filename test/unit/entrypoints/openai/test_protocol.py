@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-
 from sglang.srt.entrypoints.openai.protocol import ChatRequest, CompletionRequest, parse
 from sglang.srt.errors import BadRequest
 
@@ -10,8 +9,13 @@ GOOD = b'{"messages": [{"role": "user", "content": "x"}]'
 
 def test_null_means_default_and_unknown_fields_are_ignored() -> None:
     request = parse(GOOD + b', "n": null, "stream": null, "temperature": null, "zzz": 1, "stream_options": {"include_usage": null}}', ChatRequest)
-    assert (request.n, request.stream, request.temperature, request.includes_usage) == (1, False, None, False)
+    assert (request.n, request.stream, request.temperature, request.includes_usage(False)) == (1, False, None, False)
     assert parse(b'{"prompt": "x", "max_tokens": null}', CompletionRequest).max_tokens == 16
+
+
+def test_usage_in_streams_is_the_servers_choice_unless_said() -> None:
+    assert parse(GOOD + b"}", ChatRequest).includes_usage(True)
+    assert not parse(GOOD + b', "stream_options": {"include_usage": false}}', ChatRequest).includes_usage(True)
 
 
 def test_max_completion_tokens_is_the_other_name_of_max_tokens() -> None:

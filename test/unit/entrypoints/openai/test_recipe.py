@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-
 from sglang.srt.entrypoints.openai.recipe import TASK_TOKENS, ChatConversation, OutputDelta, Recipe
 from sglang.srt.errors import BadRequest
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-
 from sglang.srt.entrypoints.openai.stop_hold import StopHold
 
 

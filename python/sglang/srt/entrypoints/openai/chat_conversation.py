@@ -56,7 +56,7 @@ def wants_thinking(request: ChatRequest, default_kwargs: dict[str, Any]) -> bool
     return bool(default_kwargs.get("thinking", False))
 
 
-def effort_number(value: int | float) -> int:
+def effort_number(value: float) -> int:
     """Effort 1..100 from a whole number 1..100 or a fraction 0..0.99. Raises BadRequest."""
     if isinstance(value, bool) or not math.isfinite(value):
         raise BadRequest(f"reasoning_effort must be a name or a number, found {value!r}", param="reasoning_effort")

@@ -70,16 +70,6 @@ def incomplete_tail(data: bytes) -> bytes:
     return b""
 
 
-def joined(parts: list[TokenLogprobs]) -> TokenLogprobs:
-    """Logprobs of consecutive steps as one."""
-    tops = [part.top for part in parts]
-    return TokenLogprobs(
-        ids=[token for part in parts for token in part.ids],
-        logprobs=[logprob for part in parts for logprob in part.logprobs],
-        top=None if all(top is None for top in tops) else [entry for part in parts for entry in part.top or [None] * len(part.ids)],
-    )
-
-
 def _top(logprobs: TokenLogprobs, i: int) -> list[tuple[float, int]]:
     return (logprobs.top[i] if logprobs.top else None) or []
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from sglang.srt.entrypoints.request_body import parse_object
 from sglang.srt.errors import BadRequest
 
 _MAX_MESSAGE_CHARS = 500  # a reply about a bad body must not carry the body back
@@ -70,9 +71,10 @@ class CommonRequest(msgspec.Struct, kw_only=True):
     return_spec_tokens_details: bool = False
     return_meta_info: bool = False
 
-    @property
-    def includes_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
+    def includes_usage(self, default: bool) -> bool:
+        """Whether a stream ends with a usage chunk; `default` is the server's answer for requests that do not say."""
+        asked = self.stream_options.include_usage if self.stream_options else None
+        return default if asked is None else asked
 
     @property
     def continuous_usage(self) -> bool:
@@ -117,12 +119,7 @@ R = TypeVar("R", bound=CommonRequest)
 
 def parse(body: bytes, kind: type[R]) -> R:
     """A request from the bytes of its body. Raises BadRequest that names the field."""
-    try:
-        fields = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadRequest(f"the request body is not valid JSON: {clip(str(error))}") from error
-    if not isinstance(fields, dict):
-        raise BadRequest(f"the request body must be a JSON object, found {type(fields).__name__}")
+    fields = parse_object(body)
     try:
         return msgspec.convert({name: value for name, value in fields.items() if value is not None}, kind)
     except msgspec.ValidationError as error:

@@ -16,21 +16,27 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
+import msgspec
+
+from sglang.srt.entrypoints.generate import MAX_SEQUENCES
+from sglang.srt.entrypoints.meta_info import meta_info
 from sglang.srt.entrypoints.openai.protocol import CommonRequest, as_list, parse
 from sglang.srt.entrypoints.openai.usage import ChoiceUsage, usage_of
+from sglang.srt.entrypoints.sse import DONE, data_event, merge
 from sglang.srt.errors import BadRequest
-from sglang.srt.managers.sequence import SequenceOutput, SequenceRequest, child_seed
+from sglang.srt.managers.sequence import SequenceOutput, SequenceRequest
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.sampling.sampling_params import MAX_N, SamplingParams, parse_sampling_params
+from sglang.srt.sampling.seeds import child_seed
 from sglang.srt.server_args import ServerArgs
 
 logger = logging.getLogger(__name__)
 
 MAX_TOP_LOGPROBS = 20  # OpenAI's limit
-MAX_SEQUENCES = 2048  # of one request: prompts times n
 WEIGHT_VERSION = "default"
 
 # Sampling fields a model may have an opinion about, in generation_config.json.
@@ -99,7 +105,9 @@ class Reply(ABC):
         """The reply in one object, once every output has been taken."""
         reply = self._envelope(self.object_name, [self._choice(index) for index in range(len(self.sequences))])
         reply["usage"] = self.usage()
-        reply["metadata"] = {"weight_version": WEIGHT_VERSION}
+        first = self._last[0]
+        # The first choice has the seed of the request: sent again with it, the request gets the same answers.
+        reply["metadata"] = {"weight_version": WEIGHT_VERSION} | ({"sampling_seed": first.seed} if first else {})
         extension = self._extension()
         return reply | {"sglext": extension} if extension else reply
 
@@ -123,20 +131,7 @@ class Reply(ABC):
         output = self._last[index]
         if output is None:
             return {}
-        return {
-            "id": output.rid,
-            "finish_reason": _finish_fields(output),
-            "prompt_tokens": output.prompt_tokens,
-            "weight_version": WEIGHT_VERSION,
-            "num_retractions": output.raw.num_retractions,
-            "reasoning_tokens": self.usages[index].reasoning_tokens,
-            "completion_tokens": output.completion_tokens,
-            "cached_tokens": output.cached_tokens,
-            "cached_tokens_details": {"device": output.cached_tokens, "host": 0},
-            "dp_rank": None,
-            "seed": output.seed,
-            **output.timing,
-        }
+        return meta_info(output, is_first=True) | {"reasoning_tokens": self.usages[index].reasoning_tokens}
 
     def _envelope(self, name: str, choices: list[Json]) -> Json:
         return {"id": self.id, "object": name, "created": self.created, "model": self.model, "choices": choices}
@@ -200,7 +195,7 @@ class Serving(ABC, Generic[R]):
             "custom_params": request.custom_params,
         }
         try:
-            return parse_sampling_params(fields, vocab_size=self.tm.vocab_size, default_max_new_tokens=None)
+            return parse_sampling_params(fields, vocab_size=self.tm.model.vocab_size, default_max_new_tokens=None)
         except BadRequest as error:
             raise _in_route_names(error) from None
 
@@ -213,17 +208,19 @@ class Serving(ABC, Generic[R]):
             raise BadRequest(f"{len(prompts)} prompts with n = {request.n} ask for {count} answers, the limit is {MAX_SEQUENCES}")
         if not 0 <= top_logprobs <= MAX_TOP_LOGPROBS:
             raise BadRequest(f"logprobs for at most {MAX_TOP_LOGPROBS} tokens a position, found {top_logprobs}", param="top_logprobs")
+        # One seed gives n different answers, the first of which is that of n = 1.
+        seed = self.tm.new_seed() if sampling.sampling_seed is None else sampling.sampling_seed
         return [
             SequenceRequest(
                 rid=self._rid(request, index, count),
                 input_ids=prompts[index // request.n],
-                sampling=child_seed(sampling, index % request.n),
+                sampling=msgspec.structs.replace(sampling, sampling_seed=child_seed(seed, index % request.n)),
                 stream=request.stream,
                 return_logprob=return_logprob,
                 logprob_start_len=0 if input_logprobs else -1,
                 top_logprobs_num=top_logprobs,
                 priority=request.priority or 0,
-                cache_salt=(request.cache_salt or "") + (request.extra_key or ""),
+                cache_salt=_salt(request),
                 deadline_s=request.timeout,
                 swa_restore=request.swa_restore,
                 prefill_truncation=request.prefill_truncation,
@@ -235,24 +232,40 @@ class Serving(ABC, Generic[R]):
     def _rid(self, request: R, index: int, count: int) -> str:
         if request.rid is None:
             return self.tm.new_rid()
-        return request.rid if count == 1 else f"{request.rid}-{index}"
+        return request.rid if count == 1 else f"{request.rid}_{index}"
 
 
-async def outputs(tm: TokenizerManager, reply: Reply) -> AsyncIterator[tuple[int, SequenceOutput]]:
-    """The outputs of all sequences of a reply as they come, with the number of their choice."""
-    raise NotImplementedError
-    yield
+async def collect(tm: TokenizerManager, reply: Reply) -> Json:
+    """The whole reply, when all its sequences have ended."""
+    async with aclosing(_outputs(tm, reply)) as steps:
+        async for index, output in steps:
+            for _ in reply.take(index, output):
+                pass
+    return reply.whole()
 
 
-def _finish_fields(output: SequenceOutput) -> Json | None:
-    finish = output.finish
-    if finish is None:
-        return None
-    if finish.type == "stop":
-        return {"type": "stop", "matched": finish.matched}
-    if finish.type == "length":
-        return {"type": "length", "length": finish.length}
-    return {"type": finish.type, "message": finish.message, "status_code": finish.status_code, "err_type": finish.err_type}
+async def stream(tm: TokenizerManager, reply: Reply) -> AsyncIterator[bytes]:
+    """The events of a reply. Usage comes in a chunk of its own after all finish chunks, and only when asked for."""
+    async with aclosing(_outputs(tm, reply)) as steps:
+        async for index, output in steps:
+            for chunk in reply.take(index, output):
+                yield data_event(chunk)
+    for chunk in reply.end():
+        yield data_event(chunk)
+    if reply.request.includes_usage(tm.args.stream_response_default_include_usage):
+        yield data_event(reply.usage_chunk())
+    yield DONE
+
+
+def _outputs(tm: TokenizerManager, reply: Reply) -> AsyncIterator[tuple[int, SequenceOutput]]:
+    """Outputs of all sequences as they come, each with the number of its choice."""
+    return merge([tm.run(sequence) for sequence in reply.sequences])
+
+
+def _salt(request: CommonRequest) -> str:
+    """As on the native route: requests share cached pages only if both names agree."""
+    salt = request.cache_salt or ""
+    return f"{salt}\0{request.extra_key}" if request.extra_key else salt
 
 
 def _in_route_names(error: BadRequest) -> BadRequest:

@@ -10,7 +10,7 @@ from typing import Any
 
 from sglang.srt.entrypoints.openai.chat_conversation import conversation_of
 from sglang.srt.entrypoints.openai.constraints import refuse_constraints
-from sglang.srt.entrypoints.openai.logprobs import chat_logprobs, incomplete_tail
+from sglang.srt.entrypoints.openai.logprobs import chat_logprobs
 from sglang.srt.entrypoints.openai.protocol import ChatRequest, as_list
 from sglang.srt.entrypoints.openai.recipe import OutputDelta, ParsingPlan, Recipe, RenderedPrompt, ToolCallDelta
 from sglang.srt.entrypoints.openai.serving_base import Json, Reply, Serving
@@ -140,7 +140,6 @@ class _Choice:
         self._hold = StopHold(tokenizer, as_list(request.stop), keep_stop=request.no_stop_trim, hidden=hidden)
         self._parser = recipe.new_parser(plan)
         self._counter = ReasoningCounter(recipe.think_end_id, thinking=plan.starts_in_reasoning)
-        self._tail = b""  # of the ids the parser has: the beginning of a character
         self._held_reasoning = ""
         self._logprobs: list[Json] = []  # not shown yet
         self._ids: list[int] = []  # not shown yet
@@ -194,22 +193,15 @@ class _Choice:
 
     def _parse(self, output: SequenceOutput) -> OutputDelta:
         if output.finish is None:
-            return self._push(self._hold.take(output.new_ids))
+            return self._parser.push_ids(self._hold.take(output.new_ids))
         self._finish = output.finish
         ids, rest = self._hold.finish(output.new_ids, output.finish.matched)
-        parts = [self._push(ids)]
-        # Bytes that never became a character are shown as what they are: lost.
-        parts.append(self._parser.push_text("\ufffd" + rest if self._tail else rest))
-        parts.append(self._parser.finish(output.finish.type))
+        parts = [self._parser.push_ids(ids), self._parser.push_text(rest), self._parser.finish(output.finish.type)]
         return OutputDelta(
             reasoning="".join(part.reasoning for part in parts),
             content="".join(part.content for part in parts),
             tool_calls=[call for part in parts for call in part.tool_calls],
         )
-
-    def _push(self, ids: list[int]) -> OutputDelta:
-        self._tail = incomplete_tail(self._tail + b"".join(map(self._tokenizer.token_bytes, ids)))
-        return self._parser.push_ids(ids)
 
     def _shaped(self, delta: OutputDelta, *, last: bool) -> OutputDelta:
         if not self._request.separate_reasoning:

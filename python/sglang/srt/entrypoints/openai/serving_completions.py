@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from sglang.srt.entrypoints.generate import encode_all
 from sglang.srt.entrypoints.openai.constraints import refuse_constraints
-from sglang.srt.entrypoints.openai.logprobs import CompletionLogprobs, joined
+from sglang.srt.entrypoints.openai.logprobs import CompletionLogprobs
 from sglang.srt.entrypoints.openai.protocol import CompletionRequest
 from sglang.srt.entrypoints.openai.serving_base import Json, Reply, Serving
 from sglang.srt.errors import BadRequest
 from sglang.srt.managers.io_struct import TokenLogprobs
+from sglang.srt.managers.running_sequence import merge_logprobs
 from sglang.srt.managers.sequence import SequenceOutput
 from sglang.srt.managers.tokenizer import Tokenizer
 
@@ -26,7 +28,7 @@ class CompletionServing(Serving[CompletionRequest]):
         if request.logprobs is not None and request.logprobs < 0:
             raise BadRequest(f"logprobs must not be negative, found {request.logprobs}", param="logprobs")
         texts = _prompts_of(request.prompt)
-        prompts = [text if isinstance(text, list) else await self.tm.encode(text) for text in texts]
+        prompts = texts if isinstance(texts[0], list) else await encode_all(texts, self.tm)
         wanted = request.logprobs is not None
         sequences = self.sequences_of(
             request,
@@ -107,9 +109,8 @@ class _Choice:
         return piece
 
     def _piece(self, text: str, output: SequenceOutput) -> Json:
-        logprobs = None
-        if self._wants_logprobs and self._pending:
-            logprobs = self._logprobs.take(joined(self._pending))
+        pending = merge_logprobs(self._pending)
+        logprobs = self._logprobs.take(pending) if self._wants_logprobs and pending is not None else None
         finish = output.finish
         piece: Json = {
             "text": text,
@@ -135,8 +136,8 @@ class _Choice:
         return whole
 
 
-def _prompts_of(prompt: str | list[Any]) -> list[str | list[int]]:
-    """One entry per prompt: its text or its ids. Raises BadRequest for mixtures and for nothing."""
+def _prompts_of(prompt: str | list[Any]) -> list[str] | list[list[int]]:
+    """One entry per prompt: all texts, or all ids. Raises BadRequest for mixtures and for nothing."""
     if isinstance(prompt, str):
         prompt = [prompt]
     if not prompt:

@@ -1,4 +1,4 @@
-"""Output ids wait here until no stop string can claim them.
+"""Output ids wait here until no stop string can claim them and their characters are complete.
 
 The text routes get text that the detokeniser has already held back and cut. The chat parser needs ids, because only ids tell
 a marker from text that looks like one; so the same rule is applied to ids: an id is shown when its bytes can no longer
@@ -28,13 +28,12 @@ class StopHold:
     def take(self, ids: Sequence[int]) -> list[int]:
         """Add new ids; returns those that are safe to show now."""
         self._ids += (token for token in ids if token not in self._hidden)
-        if not self._stops:
-            return self._release(len(self._ids))
         text = self._text()
         return self._release(self._whole_ids(text, len(text) - held_back(text, list(self._stops.values()))))
 
     def finish(self, ids: Sequence[int], matched: int | str | None) -> tuple[list[int], str]:
-        """The last ids to show, and the text before the cut in a token that the stop string divides.
+        """The last ids to show, and the text after them: of a token that the stop string divides, or what is there of a
+        character that was never finished.
 
         `matched` is the scheduler's verdict: the stop id, stop string or stop regex that the last of `ids` completed.
         """
@@ -43,14 +42,14 @@ class StopHold:
             self._ids.pop()
         stop = self._stops.get(matched) if isinstance(matched, str) else None
         text = self._text()
-        # The match ends within the last token. Without a position (a regex, which is not cut) everything is shown.
+        # The match ends within the last token. One without a position, a regex, is not cut.
         last = len(self._tokenizer.token_bytes(self._ids[-1])) if self._ids else 0
         start = -1 if stop is None else text.find(stop, max(0, len(text) - last - len(stop) + 1))
-        if stop is None or start < 0:
-            return self._release(len(self._ids)), ""
-        cut = start + len(stop) if self._keep_stop else start
+        cut = len(text)
+        if stop is not None and start >= 0:
+            cut = start + len(stop) if self._keep_stop else start
         shown = self._release(self._whole_ids(text, cut))
-        rest = text[len(b"".join(map(self._tokenizer.token_bytes, shown))) : cut]
+        rest = text[sum(len(self._tokenizer.token_bytes(token)) for token in shown) : cut]
         self._ids = []
         return shown, rest.decode(errors="replace")
 
@@ -64,7 +63,7 @@ class StopHold:
             end += len(self._tokenizer.token_bytes(token))
             if end > limit:
                 break
-            if not incomplete_tail(text[:end]):
+            if not incomplete_tail(text[max(0, end - 4) : end]):
                 count = number
         return count
 
