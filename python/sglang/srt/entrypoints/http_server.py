@@ -16,11 +16,11 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from functools import cache
 
 import uvicorn
 import uvloop
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -44,14 +44,11 @@ REPLY_TIMEOUT_S = 3.0
 def build_app(manager: TokenizerManager, launch_command: str = "") -> FastAPI:
     """The whole HTTP surface over one tokenizer manager; it need not have been started yet."""
     app = FastAPI(title="sglang", version=__version__, docs_url=None, redoc_url=None)
-    app.include_router(NativeRoutes(manager, launch_command).router())
-    app.include_router(build_openai_router(manager))
+    routers = [NativeRoutes(manager, launch_command).router(), build_openai_router(manager)]
+    for router in routers:
+        app.include_router(router)
     app.add_exception_handler(ServiceError, _reply_to_error)
-
-    @cache
-    def known_paths() -> frozenset[str]:
-        return frozenset(path for route in app.routes if "{" not in (path := getattr(route, "path", "{")))
-
+    known_paths = frozenset(route.path for router in routers for route in router.routes if isinstance(route, APIRoute))
     app.add_middleware(ServiceMiddleware, args=manager.args, metrics=manager.metrics, known_paths=known_paths)
     return app
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hmac
 import logging
 import time
-from collections.abc import Callable
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -24,12 +23,13 @@ OPEN_PATHS = frozenset({"/", "/health", "/health_generate", "/ready", "/ping", "
 """Need no key: probes and scrapers have none."""
 ADMIN_PATHS = frozenset({"/flush_cache", "/abort_request"})
 """Need the admin key where there is one, and then refuse the ordinary one."""
+_METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"})
 
 
 class ServiceMiddleware:
     """One per app."""
 
-    def __init__(self, app: ASGIApp, *, args: ServerArgs, metrics: FrontMetrics, known_paths: Callable[[], frozenset[str]]):
+    def __init__(self, app: ASGIApp, *, args: ServerArgs, metrics: FrontMetrics, known_paths: frozenset[str]):
         """`known_paths`: paths that may be a metric's label; anything else is counted as "other", so labels stay few."""
         self._app = app
         self._args = args
@@ -40,8 +40,8 @@ class ServiceMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path, method = scope["path"], scope["method"]
-        endpoint = path if path in self._known_paths() else "other"
+        path, method = scope["path"], scope["method"] if scope["method"] in _METHODS else "other"
+        endpoint = path if path in self._known_paths else "other"
         response = _Response(send)
         started = time.monotonic()
         self._metrics.http_started(endpoint, method)
