@@ -126,8 +126,12 @@ def fake_quant_e4m3(values: torch.Tensor, group: int = 32) -> torch.Tensor:
 def dequant_fp8_block(codes: torch.Tensor, scale: torch.Tensor, block: int = 32) -> torch.Tensor:
     """FP8 matrix: codes uint8 [out, in], one E8M0 scale per block x block tile -> float32 [out, in]."""
     rows, columns = codes.shape
+    values = decode_e4m3(codes)
+    if rows % block == 0 and columns % block == 0:
+        tiles = values.view(rows // block, block, columns // block, block)
+        return (tiles * decode_e8m0(scale)[:, None, :, None]).view(rows, columns)
     wide = decode_e8m0(scale).repeat_interleave(block, 0)[:rows].repeat_interleave(block, 1)[:, :columns]
-    return decode_e4m3(codes) * wide
+    return values * wide
 
 
 def dequant_fp4_rows(packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:

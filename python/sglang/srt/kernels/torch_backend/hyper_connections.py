@@ -28,13 +28,13 @@ def coefficients(
 
 
 def sinkhorn(logits: torch.Tensor, hc_eps: float, iterations: int) -> torch.Tensor:
-    """Alternate row and column normalisation of [T, h, h], ending with columns. Sums over h are written out (invariance)."""
+    """Alternate row and column normalisation of [T, h, h], ending with columns."""
     c = torch.exp(logits - logits.amax(dim=-1, keepdim=True))
-    c = c / _sum_rows(c) + hc_eps
-    c = c / (_sum_columns(c) + hc_eps)
+    c = c / c.sum(dim=-1, keepdim=True) + hc_eps
+    c = c / (c.sum(dim=-2, keepdim=True) + hc_eps)
     for _ in range(iterations - 1):
-        c = c / (_sum_rows(c) + hc_eps)
-        c = c / (_sum_columns(c) + hc_eps)
+        c = c / (c.sum(dim=-1, keepdim=True) + hc_eps)
+        c = c / (c.sum(dim=-2, keepdim=True) + hc_eps)
     return c
 
 
@@ -53,17 +53,3 @@ def expand(y: torch.Tensor, residual: torch.Tensor, post: torch.Tensor, mix: tor
     for i in range(residual.shape[1]):
         out = out + mix[:, i, :, None] * streams[:, i, None, :]
     return out.to(residual.dtype)
-
-
-def _sum_rows(c: torch.Tensor) -> torch.Tensor:
-    total = c[:, :, 0:1]
-    for k in range(1, c.shape[2]):
-        total = total + c[:, :, k : k + 1]
-    return total
-
-
-def _sum_columns(c: torch.Tensor) -> torch.Tensor:
-    total = c[:, 0:1, :]
-    for k in range(1, c.shape[1]):
-        total = total + c[:, k : k + 1, :]
-    return total
