@@ -1,9 +1,9 @@
 """A service for DeepSeek-V4.1-Flash. `import sglang` is light: nothing heavy is loaded until it is used.
 
-    import sglang
+import sglang
 
-    with sglang.Engine(model_path="...") as engine:
-        print(engine.generate("Once upon a time", {"max_new_tokens": 16})["text"])
+with sglang.Engine(model_path="...") as engine:
+    print(engine.generate("Once upon a time", {"max_new_tokens": 16})["text"])
 """
 
 from __future__ import annotations

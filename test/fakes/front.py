@@ -1,7 +1,7 @@
 """The whole HTTP side over a scripted scheduler, behind a real socket, in a thread of the test.
 
-    with scripted_worker(script, args={"api_key": "k"}, delay_s=0.01) as worker:
-        httpx.get(worker.url + "/health")
+with scripted_worker(script, args={"api_key": "k"}, delay_s=0.01) as worker:
+    httpx.get(worker.url + "/health")
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from fakes.scripted_scheduler import Script, ScriptedScheduler
 
+from fakes.scripted_scheduler import Script, ScriptedScheduler
 from sglang.srt.entrypoints.http_server import build_app, open_port
 from sglang.srt.managers.model_info import ModelInfo
 from sglang.srt.managers.scheduler_link import SchedulerLink

@@ -46,7 +46,7 @@ SCRIPTS = {
     "default": "Hello world. This is a test.",
     "think": "I think so.</think>The answer is 4 😀.",
     "tool": (
-        "Need it.</think>Let me look.\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name=\"get_weather\">\n"
+        'Need it.</think>Let me look.\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name="get_weather">\n'
         '<｜DSML｜ parameter name="city" string="true">Oslo</｜DSML｜ parameter>\n'
         '<｜DSML｜ parameter name="days" string="false">2</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n</｜DSML｜ calls>'
     ),

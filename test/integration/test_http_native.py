@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import socket
@@ -12,9 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
+
 from fakes.front import Worker, scripted_worker
 from fakes.scripted_scheduler import forever_script, ids_script
-
 from sglang.srt.managers.io_struct import FinishReason
 
 WIRE = json.loads((Path(__file__).parents[1] / "golden/wire/sglang_0.5.23.json").read_text())
@@ -22,7 +23,14 @@ CASES = {case["name"]: case for case in WIRE["cases"]}
 NATIVE = [name for name, case in CASES.items() if re.match(r"/(generate|health|tokenize|detokenize|flush_cache)", case["request"]["path"])]
 
 # Ours, and not in the recorded answers: the seed is reported, and metrics are on by default, which adds times.
-EXTRA_INFO = {"sampling_seed", "request_received_ts", "api_server_dispatch_finish_ts", "request_finished_ts", "first_token_latency", "decode_throughput"}
+EXTRA_INFO = {
+    "sampling_seed",
+    "request_received_ts",
+    "api_server_dispatch_finish_ts",
+    "request_finished_ts",
+    "first_token_latency",
+    "decode_throughput",
+}
 TIMES = {"e2e_latency", "response_sent_to_client_ts"}
 MADE_UP = {"id", "cached_tokens", "cached_tokens_details"}
 
@@ -94,7 +102,7 @@ def test_stream_is_cumulative_and_agrees_with_the_whole_answer(worker):
     whole = generate(worker, text="[[long]]", sampling_params={"max_new_tokens": 12}).json()
     pieces = events(generate(worker, text="[[long]]", sampling_params={"max_new_tokens": 12}, stream=True))
     assert pieces[-1]["text"] == whole["text"] and pieces[-1]["output_ids"] == whole["output_ids"]
-    for before, after in zip(pieces, pieces[1:]):
+    for before, after in itertools.pairwise(pieces):
         assert after["text"].startswith(before["text"])
         assert after["meta_info"]["completion_tokens"] > before["meta_info"]["completion_tokens"]
     assert [piece["meta_info"]["finish_reason"] is None for piece in pieces] == [True] * (len(pieces) - 1) + [False]
@@ -136,7 +144,9 @@ def test_seed_is_reported_drawn_when_absent_and_different_per_choice(worker):
 def test_random_seed_makes_drawn_seeds_repeatable():
     def drawn() -> list[int]:
         with scripted_worker(args={"random_seed": 3}) as worker:
-            return [generate(worker, text="hi", sampling_params={"max_new_tokens": 1}).json()["meta_info"]["sampling_seed"] for _ in range(3)]
+            return [
+                generate(worker, text="hi", sampling_params={"max_new_tokens": 1}).json()["meta_info"]["sampling_seed"] for _ in range(3)
+            ]
 
     assert drawn() == drawn()
 
@@ -235,7 +245,10 @@ BAD_FIELDS = [
     {"text": "a", "timeout": -1},
     {"text": "a", "image_data": "x"},
     {"text": "a", "swa_restore": "x" * 5000},
-    *({"text": "a", "sampling_params": bad} for bad in ({"max_new_tokens": "ten"}, {"temperature": -1}, {"top_p": 0}, {"foo": 1}, 7, {"n": 0})),
+    *(
+        {"text": "a", "sampling_params": bad}
+        for bad in ({"max_new_tokens": "ten"}, {"temperature": -1}, {"top_p": 0}, {"foo": 1}, 7, {"n": 0})
+    ),
 ]
 
 
@@ -282,7 +295,9 @@ def test_unknown_path_and_method(worker):
 def test_abort_request_ends_with_an_abort_reason_and_the_tokens_it_had():
     with scripted_worker(forever_script(5), delay_s=0.002) as worker:
         replies: list[httpx.Response] = []
-        thread = threading.Thread(target=lambda: replies.append(generate(worker, text="a", rid="me", sampling_params={"max_new_tokens": 5000})))
+        thread = threading.Thread(
+            target=lambda: replies.append(generate(worker, text="a", rid="me", sampling_params={"max_new_tokens": 5000}))
+        )
         thread.start()
         wait_until(lambda: worker.scheduler.num_running == 1)
         time.sleep(0.1)
@@ -323,7 +338,9 @@ def test_client_that_goes_away_is_aborted(is_stream):
 
 def test_running_rid_is_refused_and_may_be_used_again_afterwards():
     with scripted_worker(forever_script(5), delay_s=0.002) as worker:
-        with httpx.stream("POST", worker.url + "/generate", json={"text": "a", "rid": "r", "stream": True, "sampling_params": {"max_new_tokens": 6000}}) as first:
+        with httpx.stream(
+            "POST", worker.url + "/generate", json={"text": "a", "rid": "r", "stream": True, "sampling_params": {"max_new_tokens": 6000}}
+        ) as first:
             lines = first.iter_lines()  # kept: a closed iterator closes the connection
             next(lines)
             again = generate(worker, text="a", rid="r", sampling_params={"max_new_tokens": 2})
@@ -338,7 +355,9 @@ def test_error_before_the_first_token_is_a_status_and_after_it_an_event():
             reply = generate(worker, text="a", stream=is_stream)
             assert reply.status_code == 503 and reply.headers["retry-after"] and reply.json() == {"error": {"message": "queue is full"}}
         worker.scheduler.refuse_with = None
-        with httpx.stream("POST", worker.url + "/generate", json={"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 6000}}) as reply:
+        with httpx.stream(
+            "POST", worker.url + "/generate", json={"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 6000}}
+        ) as reply:
             lines = (line for line in reply.iter_lines() if line)
             assert "output_ids" in next(lines)
             worker.scheduler.stop()
@@ -350,7 +369,10 @@ def test_error_before_the_first_token_is_a_status_and_after_it_an_event():
 def test_engine_failure_ends_all_requests_and_refuses_new_ones():
     with scripted_worker(forever_script(5), delay_s=0.005) as worker:
         replies: list[httpx.Response] = []
-        threads = [threading.Thread(target=lambda: replies.append(generate(worker, text="a", sampling_params={"max_new_tokens": 6000}))) for _ in range(3)]
+        threads = [
+            threading.Thread(target=lambda: replies.append(generate(worker, text="a", sampling_params={"max_new_tokens": 6000})))
+            for _ in range(3)
+        ]
         for thread in threads:
             thread.start()
         wait_until(lambda: worker.scheduler.num_running == 3)
@@ -402,7 +424,9 @@ def test_flush_cache_answers_in_text_and_refuses_while_requests_run():
             reply = httpx.request(method, worker.url + "/flush_cache?timeout=1")
             assert reply.status_code == 200 and reply.headers["content-type"].startswith("text/plain")
         check_bad_reply(httpx.post(worker.url + "/flush_cache?timeout=soon"))
-        with httpx.stream("POST", worker.url + "/generate", json={"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 6000}}) as running:
+        with httpx.stream(
+            "POST", worker.url + "/generate", json={"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 6000}}
+        ) as running:
             lines = running.iter_lines()  # kept: a closed iterator closes the connection
             next(lines)
             assert httpx.post(worker.url + "/flush_cache").status_code == 400

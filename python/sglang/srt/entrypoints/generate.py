@@ -1,7 +1,7 @@
 """The native request, from its JSON object to its answer. /generate and the offline engine share it.
 
-    accept: `read_job` splits a request into sequences (lists and n > 1, prompt by prompt)
-    `answer` gives the whole reply; `stream` gives it piece by piece, as dictionaries
+accept: `read_job` splits a request into sequences (lists and n > 1, prompt by prompt)
+`answer` gives the whole reply; `stream` gives it piece by piece, as dictionaries
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ If the process ends by itself, every running request fails at once and `died` is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import logging
@@ -74,11 +75,8 @@ class EngineCore:
         )
         order = {"args": dataclasses.asdict(self.args), "in_addr": link.to_scheduler, "out_addr": link.from_scheduler}
         assert self._process.stdin is not None
-        try:
-            with self._process.stdin as stdin:
-                stdin.write(json.dumps(order).encode())
-        except BrokenPipeError:
-            pass  # it ended at once; the watcher reports that
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:  # it ended at once: the watcher reports that
+            stdin.write(json.dumps(order).encode())
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._watch, args=(self._process, loop), name="scheduler watch", daemon=True).start()
 
@@ -112,19 +110,16 @@ class EngineCore:
         """End the scheduler process, by request and then by force, and close the sockets."""
         self._is_stopping = True
         process = self._process
-        if process is not None:
-            if process.poll() is None:
-                self.manager.shut_down_scheduler()
-                await asyncio.to_thread(_end, process, EXIT_TIMEOUT_S if self.manager.is_alive else 0.0)
+        if process is not None and process.poll() is None:
+            self.manager.shut_down_scheduler()
+            await asyncio.to_thread(_end, process, EXIT_TIMEOUT_S if self.manager.is_alive else 0.0)
         await self.manager.close()
 
     def _watch(self, process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop) -> None:
         """In a thread of its own, because no way to wait for a child works in every loop and every thread."""
         code = process.wait()
-        try:
+        with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody is left to be told
             loop.call_soon_threadsafe(self._on_exit, code)
-        except RuntimeError:
-            pass  # the loop has been closed: nobody is left to be told
 
     def _on_exit(self, code: int) -> None:
         if self._is_stopping:

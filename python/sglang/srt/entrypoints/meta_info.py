@@ -77,7 +77,9 @@ def finish_reason_dict(finish: FinishReason | None) -> dict[str, Any] | None:
     return {"type": finish.type, "message": finish.message, "status_code": finish.status_code, "err_type": finish.err_type}
 
 
-def meta_info(output: SequenceOutput, logprobs: LogprobReport | None = None, *, with_times: bool = True, is_first: bool = False) -> dict[str, Any]:
+def meta_info(
+    output: SequenceOutput, logprobs: LogprobReport | None = None, *, with_times: bool = True, is_first: bool = False
+) -> dict[str, Any]:
     """`output` is the sequence's latest output; counts are totals so far. `is_first`: nothing was reported before it.
 
     `with_times` adds the times of the life of a request to its last output, besides e2e_latency.

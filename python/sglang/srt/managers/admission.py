@@ -81,11 +81,15 @@ def _check_logprobs(seq: SequenceRequest, vocab_size: int) -> None:
             param="logprob_start_len",
         )
     if not 0 <= seq.top_logprobs_num <= min(MAX_TOP_LOGPROBS, vocab_size):
-        raise BadRequest(f"top_logprobs_num must be in [0, {min(MAX_TOP_LOGPROBS, vocab_size)}], got {seq.top_logprobs_num}", param="top_logprobs_num")
+        raise BadRequest(
+            f"top_logprobs_num must be in [0, {min(MAX_TOP_LOGPROBS, vocab_size)}], got {seq.top_logprobs_num}", param="top_logprobs_num"
+        )
     if seq.token_ids_logprob:
         _check_ids(seq.token_ids_logprob, vocab_size, "token_ids_logprob")
         if len(seq.token_ids_logprob) > MAX_TOP_LOGPROBS:
-            raise BadRequest(f"token_ids_logprob allows {MAX_TOP_LOGPROBS} ids, got {len(seq.token_ids_logprob)}", param="token_ids_logprob")
+            raise BadRequest(
+                f"token_ids_logprob allows {MAX_TOP_LOGPROBS} ids, got {len(seq.token_ids_logprob)}", param="token_ids_logprob"
+            )
 
 
 def _check_text_fields(seq: SequenceRequest) -> None:

@@ -55,7 +55,9 @@ class FrontMetrics:
             registry=self.registry,
         )
         self._http_requests = self._http_counter("http_requests_total", "HTTP requests by route", ("endpoint", "method"))
-        self._http_responses = self._http_counter("http_responses_total", "HTTP responses by route and status", ("endpoint", "method", "status_code"))
+        self._http_responses = self._http_counter(
+            "http_responses_total", "HTTP responses by route and status", ("endpoint", "method", "status_code")
+        )
         self._http_active = prometheus_client.Gauge(
             f"{PREFIX}http_requests_active", "HTTP requests being answered", (*_LABELS, "endpoint", "method"), registry=self.registry
         )
@@ -135,7 +137,9 @@ class _SchedulerCollector:
             counter = CounterMetricFamily(PREFIX + name, text, labels=_LABELS)
             counter.add_metric(self._labels, value)
             yield counter
-        pools = GaugeMetricFamily(f"{PREFIX}pool_units", "Pages or slots of a pool by what they are used for", labels=(*_LABELS, "pool", "use"))
+        pools = GaugeMetricFamily(
+            f"{PREFIX}pool_units", "Pages or slots of a pool by what they are used for", labels=(*_LABELS, "pool", "use")
+        )
         for pool, uses in stats.pools.items():
             for use, count in uses.items():
                 pools.add_metric((*self._labels, pool, use), count)
