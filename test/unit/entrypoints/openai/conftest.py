@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
+
 from fakes.scripted_scheduler import Script, ScriptedScheduler
-from fastapi import FastAPI
+from sglang.srt.entrypoints.http_server import build_app
 from sglang.srt.entrypoints.openai.recipe import Recipe
-from sglang.srt.entrypoints.openai.router import build_router
 from sglang.srt.managers.model_info import ModelInfo
 from sglang.srt.managers.scheduler_link import SchedulerLink
 from sglang.srt.managers.tokenizer import Tokenizer
@@ -21,6 +21,11 @@ from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.server_args import ServerArgs
 
 TOY = Path(__file__).parents[3] / "golden" / "toy_tokenizer"
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
 
 
 @pytest.fixture(scope="session")
@@ -61,9 +66,7 @@ def front(tokenizer: Tokenizer) -> Start:
         scheduler = ScriptedScheduler(link.to_scheduler, link.from_scheduler, tokenizer, script, **options).start()
         try:
             await tm.wait_ready(10)
-            app = FastAPI()
-            app.include_router(build_router(tm))
-            transport = httpx.ASGITransport(app=app, raise_app_exceptions=True)
+            transport = httpx.ASGITransport(app=build_app(tm))
             async with httpx.AsyncClient(transport=transport, base_url="http://worker", timeout=20) as http:
                 yield Front(http, tm, scheduler)
         finally:

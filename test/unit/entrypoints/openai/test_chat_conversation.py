@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+
 from sglang.srt.entrypoints.openai.chat_conversation import conversation_of, effort_number, wants_thinking
 from sglang.srt.entrypoints.openai.protocol import ChatRequest, parse
 from sglang.srt.errors import BadRequest
@@ -77,7 +78,8 @@ def test_developer_is_system_and_null_content_is_empty() -> None:
 
 def test_argument_objects_become_text() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"x": "é"}}}
-    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "user", "content": "b"}]
+    user = {"role": "user", "content": "a"}
+    messages = [user, {"role": "assistant", "content": None, "tool_calls": [call]}, user]
     (fixed,) = conversation_of(request(messages), {}).messages[1]["tool_calls"]
     assert fixed["function"]["arguments"] == '{"x":"é"}'
 

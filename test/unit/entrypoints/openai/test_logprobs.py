@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 
 import pytest
+
 from sglang.srt.entrypoints.openai.logprobs import CompletionLogprobs, chat_logprobs, incomplete_tail, token_name
 from sglang.srt.managers.io_struct import TokenLogprobs
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from sglang.srt.entrypoints.openai.protocol import ChatRequest, CompletionRequest, parse
 from sglang.srt.errors import BadRequest
 
@@ -8,7 +9,8 @@ GOOD = b'{"messages": [{"role": "user", "content": "x"}]'
 
 
 def test_null_means_default_and_unknown_fields_are_ignored() -> None:
-    request = parse(GOOD + b', "n": null, "stream": null, "temperature": null, "zzz": 1, "stream_options": {"include_usage": null}}', ChatRequest)
+    nulls = b', "n": null, "stream": null, "temperature": null, "stream_options": {"include_usage": null}'
+    request = parse(GOOD + nulls + b', "zzz": 1}', ChatRequest)
     assert (request.n, request.stream, request.temperature, request.includes_usage(False)) == (1, False, None, False)
     assert parse(b'{"prompt": "x", "max_tokens": null}', CompletionRequest).max_tokens == 16
 

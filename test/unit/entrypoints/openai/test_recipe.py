@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from sglang.srt.entrypoints.openai.recipe import TASK_TOKENS, ChatConversation, OutputDelta, Recipe
 from sglang.srt.errors import BadRequest
 
@@ -105,7 +106,7 @@ def test_images_are_refused(recipe: Recipe) -> None:
 def test_a_tokenizer_without_markers_is_named(tokenizer) -> None:
     spec = json.loads(tokenizer.backend.to_str())
     spec["added_tokens"] = [token for token in spec["added_tokens"] if token["content"] != "<｜User｜>"]
-    with pytest.raises(BadRequest, match="cannot chat.*User"):
+    with pytest.raises(BadRequest, match=r"cannot chat.*User"):
         Recipe(json.dumps(spec)).render(ChatConversation(USER))
 
 

@@ -8,10 +8,13 @@ from typing import Any
 
 import httpx
 import pytest
+
 from fakes.scripted_scheduler import forever_script, ids_script
 from sglang.srt.entrypoints.openai.serving_base import model_sampling_defaults
 from sglang.srt.managers.io_struct import FinishReason
 from sglang.srt.server_args import ServerArgs
+
+pytestmark = pytest.mark.anyio
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -38,13 +41,8 @@ def chunks_of(response: httpx.Response) -> list[dict[str, Any]]:
 
 
 def text_of(choice: dict[str, Any]) -> str:
-    if "text" in choice:
-        return choice["text"]
-    return (choice.get("delta") or choice.get("message"))["content" if "delta" not in choice else "content"] if _has_content(choice) else ""
-
-
-def _has_content(choice: dict[str, Any]) -> bool:
-    return bool((choice.get("delta") or choice.get("message") or {}).get("content"))
+    """The visible text of a choice, whole or streamed, on either route."""
+    return choice["text"] if "text" in choice else (choice.get("delta") or choice["message"]).get("content") or ""
 
 
 async def both_ways(f, path: str, **fields: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -168,7 +166,8 @@ async def test_tool_arguments_arrive_whole(front, tokenizer, command: str) -> No
     assert made["function"]["name"] == "bash" and json.loads(made["function"]["arguments"]) == {"command": command}
     pieces = [piece for c in chunks for piece in c["choices"][0]["delta"].get("tool_calls") or []]
     assert all(piece["index"] == 0 and piece["function"]["arguments"] is not None for piece in pieces)
-    assert [bool(piece["id"]) for piece in pieces] == [bool(piece["function"]["name"]) for piece in pieces] == [True] + [False] * (len(pieces) - 1)
+    only_the_first = [True] + [False] * (len(pieces) - 1)
+    assert [bool(piece["id"]) for piece in pieces] == [bool(piece["function"]["name"]) for piece in pieces] == only_the_first
     assert "".join(piece["function"]["arguments"] for piece in pieces) == made["function"]["arguments"]
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
@@ -301,9 +300,10 @@ async def test_prompts_in_lists_are_numbered_prompt_by_prompt(front, tokenizer) 
 
 async def test_what_can_be_asked_for_beside_the_answer(front, tokenizer) -> None:
     async with front() as f:
-        chat = (await f.post(CHAT, body_for(CHAT, return_prompt_token_ids=True, return_token_ids=True, return_meta_info=True, rid="r1"))).json()
-        text = (await f.post(COMPLETIONS, body_for(COMPLETIONS, return_token_ids=True, return_meta_info=True))).json()
-        chunks = chunks_of(await f.post(CHAT, body_for(CHAT, stream=True, return_token_ids=True, return_meta_info=True)))
+        asked = {"return_token_ids": True, "return_meta_info": True}
+        chat = (await f.post(CHAT, body_for(CHAT, return_prompt_token_ids=True, rid="r1", **asked))).json()
+        text = (await f.post(COMPLETIONS, body_for(COMPLETIONS, **asked))).json()
+        chunks = chunks_of(await f.post(CHAT, body_for(CHAT, stream=True, **asked)))
     ids = [*tokenizer.encode("Hello world. This is a test."), EOS]
     assert len(chat["prompt_token_ids"]) == 5 and chat["choices"][0]["token_ids"] == text["choices"][0]["token_ids"] == ids
     assert chat["choices"][0]["meta_info"]["id"] == "r1"
@@ -335,7 +335,8 @@ BAD_CHAT: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": "\ud800"}]}, {"messages": [{"role": "tool", "content": "x", "tool_call_id": "c"}]},
     {"messages": [{"role": "assistant", "content": "x", "tool_calls": 5}, {"role": "user", "content": "x"}]},
     {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}]},
-    {"tools": [{}]}, {"tools": 5}, {"tools": [{"type": "function", "function": {"name": "a b"}}]}, {"tools": [BASH], "tool_choice": "required"},
+    {"tools": [{}]}, {"tools": 5}, {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+    {"tools": [BASH], "tool_choice": "required"},
     {"tools": [BASH], "tool_choice": {"type": "function", "function": {"name": "bash"}}}, {"tool_choice": "required"},
     {"tools": [{"type": "function", "function": {**BASH["function"], "strict": True}}]}, {"reasoning_effort": "loud"},
     {"reasoning_effort": 1000}, {"logprobs": True, "top_logprobs": 21}, {"logprobs": 1}, {"input_ids": [-1]}, {"input_ids": [10**9]},
@@ -343,8 +344,8 @@ BAD_CHAT: list[dict[str, Any]] = [
 ]  # fmt: skip
 BAD_COMPLETION: list[dict[str, Any]] = [
     {"prompt": None}, {"prompt": []}, {"prompt": ""}, {"prompt": [[]]}, {"prompt": ["a", 1]}, {"prompt": [-1]}, {"prompt": [4096]},
-    {"prompt": {"a": 1}}, {"prompt": "\ud800"}, {"prompt": [1.5]}, {"prompt": [10**30]}, {"logprobs": -1}, {"logprobs": 1000}, {"suffix": "x"},
-    {"prompt": ["x"] * 5000}, {"prompt": [True]},
+    {"prompt": {"a": 1}}, {"prompt": "\ud800"}, {"prompt": [1.5]}, {"prompt": [10**30]}, {"logprobs": -1}, {"logprobs": 1000},
+    {"suffix": "x"}, {"prompt": ["x"] * 5000}, {"prompt": [True]},
 ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from sglang.srt.entrypoints.openai.stop_hold import StopHold
 
 
@@ -64,8 +65,6 @@ def test_without_stop_strings_nothing_waits(tokenizer) -> None:
 
 
 def test_a_beginning_that_turns_out_otherwise_is_shown(tokenizer) -> None:
-    hold = StopHold(tokenizer, ["four"])
-    assert hold.take(tokenizer.encode(" f")) == [] or True
     ids = [token for char in "foul" for token in tokenizer.encode(char)]
     hold = StopHold(tokenizer, ["four"])
     assert [len(hold.take([token])) for token in ids] == [0, 0, 0, 4]

@@ -80,14 +80,13 @@ def _asked_effort(request: ChatRequest) -> str | int | float | None:
 def _effort_of(request: ChatRequest, default_kwargs: dict[str, Any]) -> str | int | None:
     """A named tier or a number 1..100; None leaves the choice to the template."""
     kwargs = request.chat_template_kwargs or {}
-    for effort in (_asked_effort(request), kwargs.get("reasoning_effort"), default_kwargs.get("reasoning_effort")):
-        if isinstance(effort, str) and re.fullmatch(r"\d{1,3}(\.\d+)?", effort.strip()):
-            effort = float(effort)
-        if isinstance(effort, (int, float)):
-            return effort_number(effort)
-        if isinstance(effort, str) and effort != "none":
-            return effort
-    return None
+    wishes = (_asked_effort(request), kwargs.get("reasoning_effort"), default_kwargs.get("reasoning_effort"))
+    effort = next((wish for wish in wishes if wish not in (None, "none")), None)
+    if isinstance(effort, str) and re.fullmatch(r"\d{1,3}(\.\d+)?", effort.strip()):
+        effort = float(effort)
+    if effort is not None and not isinstance(effort, (str, int, float)):
+        raise BadRequest(f"reasoning_effort must be a name or a number, found {type(effort).__name__}", param="chat_template_kwargs")
+    return effort_number(effort) if isinstance(effort, (int, float)) else effort
 
 
 def _tools_of(request: ChatRequest) -> tuple[list[dict[str, Any]] | None, str | dict[str, Any] | None]:

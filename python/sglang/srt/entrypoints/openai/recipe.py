@@ -38,7 +38,7 @@ _TASKS_AFTER_HEADER = frozenset({"action"})
 _NUMBERED_TIER, _NUMBERED_TIER_LINE, _EFFORT_LINE = "high", "Reasoning Effort: 75", "Reasoning Effort: {}"
 
 Api = Literal["chat", "messages", "responses"]
-_REQUEST_TYPES = {"chat": dr.ChatCompletionRequest, "messages": dr.MessagesRequest, "responses": dr.ResponsesRequest}
+_REQUEST_TYPES: dict[str, Any] = {"chat": dr.ChatCompletionRequest, "messages": dr.MessagesRequest, "responses": dr.ResponsesRequest}
 _FINISH_REASONS = {"stop": dr.InferenceFinishReason.Stop, "length": dr.InferenceFinishReason.Length}
 
 

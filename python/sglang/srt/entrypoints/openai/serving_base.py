@@ -15,10 +15,10 @@ import logging
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import msgspec
 
@@ -200,7 +200,14 @@ class Serving(ABC, Generic[R]):
             raise _in_route_names(error) from None
 
     def sequences_of(
-        self, request: R, prompts: list[list[int]], sampling: SamplingParams, *, return_logprob: bool, top_logprobs: int, input_logprobs: bool = False
+        self,
+        request: R,
+        prompts: list[list[int]],
+        sampling: SamplingParams,
+        *,
+        return_logprob: bool,
+        top_logprobs: int,
+        input_logprobs: bool = False,
     ) -> list[SequenceRequest]:
         """n sequences of each prompt, prompt-major. Every one has noise of its own, also under one seed."""
         count = len(prompts) * request.n
@@ -257,9 +264,9 @@ async def stream(tm: TokenizerManager, reply: Reply) -> AsyncIterator[bytes]:
     yield DONE
 
 
-def _outputs(tm: TokenizerManager, reply: Reply) -> AsyncIterator[tuple[int, SequenceOutput]]:
+def _outputs(tm: TokenizerManager, reply: Reply) -> AsyncGenerator[tuple[int, SequenceOutput]]:
     """Outputs of all sequences as they come, each with the number of its choice."""
-    return merge([tm.run(sequence) for sequence in reply.sequences])
+    return cast(AsyncGenerator, merge([tm.run(sequence) for sequence in reply.sequences]))
 
 
 def _salt(request: CommonRequest) -> str:
