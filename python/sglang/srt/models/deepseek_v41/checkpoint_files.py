@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,16 @@ from sglang.srt.models.deepseek_v41.tensor_spec import TensorSpec, tensor_specs,
 INDEX = "model.safetensors.index.json"
 PREFIX = "model."
 MAX_HEADER_BYTES = 1 << 28
-DTYPE_BYTES = {"F8_E4M3": 1, "I8": 1, "U8": 1, "F8_E8M0": 1, "BF16": 2, "F16": 2, "F32": 4, "F64": 8, "I64": 8, "I32": 4, "I16": 2, "BOOL": 1, "F8_E5M2": 1}
+ONE_BYTE = ("F8_E4M3", "F8_E8M0", "F8_E5M2", "I8", "U8", "BOOL")
+DTYPE_BYTES = (
+    dict.fromkeys(ONE_BYTE, 1) | dict.fromkeys(("BF16", "F16", "I16"), 2) | dict.fromkeys(("F32", "I32"), 4) | {"F64": 8, "I64": 8}
+)
+
+OPTIONAL_PARTS = ("mtp.", "vision.", "aligner.")
+"""A configuration may leave these parts out (no draft stages, no vision) while the files still hold them."""
+
+FOLDED = re.compile(r"hc_\w*_norm|hc_head")
+"""Norm gains that V4.1 folds into hc_*_fn, and the collapse of V4 that it does not have (model.md §2.2)."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +63,10 @@ def check_checkpoint(path: Path | str, config: DeepseekV41Config) -> CheckpointF
         for name in listed:
             if name not in header:
                 raise ConfigError(f"{name}: {INDEX} says it is in {file.name}, but that file does not hold it")
-    specs = tensor_specs(config)
+    specs, optional = tensor_specs(config), vision_specs(config)
+    _refuse_strangers(found, specs.keys() | optional.keys())
     _check_tensors(specs, found, required=True)
-    _check_tensors(vision_specs(config), found, required=False)
-    _refuse_strangers(found)
+    _check_tensors(optional, found, required=False)
     return CheckpointFiles({name: found[name] for name in specs}, specs, sum(file.stat().st_size for file in shards))
 
 
@@ -112,7 +122,7 @@ def _read_header(file: Path) -> dict[str, TensorLocation]:
             raise ConfigError(f"{file.name}: the header entry of {name} is broken") from None
         if location.stop > size:
             raise ConfigError(f"{file.name} is truncated: {name} ends at byte {location.stop}, the file has {size}")
-        if begin < 0 or end - begin != DTYPE_BYTES.get(location.dtype, -1) * _product(location.shape):
+        if begin < 0 or end - begin != DTYPE_BYTES.get(location.dtype, -1) * math.prod(location.shape):
             raise ConfigError(f"{file.name}: {name} has {end - begin} bytes, which does not fit {location.dtype} {list(location.shape)}")
         locations[canonical] = location
     return locations
@@ -131,26 +141,13 @@ def _check_tensors(specs: Mapping[str, TensorSpec], found: Mapping[str, TensorLo
             )
 
 
-def _refuse_strangers(found: Mapping[str, TensorLocation]) -> None:
-    """Norms that V4.1 folds into hc_*_fn: a checkpoint that still has them would be run wrongly (model.md §2.2)."""
-    for name in found:
-        last = name.rsplit(".", 1)[-1] if not name.endswith(".weight") else name.rsplit(".", 2)[-2]
-        if (last.startswith("hc_") and last.endswith("_norm")) or last.startswith("hc_head"):
-            raise ConfigError(f"{name} is not part of V4.1: expected its gain folded into hc_*_fn")
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    result = 1
-    for n in shape:
-        result *= n
-    return result
-
-
-def drop_from_page_cache(file: Path) -> None:
-    """Tell the kernel that a file's pages will not be read again; a hint, only where it exists."""
-    if hasattr(os, "posix_fadvise"):
-        descriptor = os.open(file, os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
+def _refuse_strangers(found: Mapping[str, TensorLocation], known: Collection[str]) -> None:
+    """A tensor that the configuration does not explain means that one of the two is wrong, and the model would run wrongly."""
+    strangers = [name for name in found if name not in known and not name.startswith(OPTIONAL_PARTS)]
+    if not strangers:
+        return
+    name = min(strangers, key=lambda name: (FOLDED.search(name) is None, name))
+    if FOLDED.search(name):
+        raise ConfigError(f"{name} is not part of V4.1: expected its gain folded into hc_*_fn, found it in {found[name].file.name}")
+    others = f" (and {len(strangers) - 1} more)" if len(strangers) > 1 else ""
+    raise ConfigError(f"{name}{others}: found in {found[name].file.name}, expected no such tensor for this config.json")

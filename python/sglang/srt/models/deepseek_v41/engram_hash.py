@@ -6,18 +6,35 @@ the checkpoint states is refused.
 
 from __future__ import annotations
 
-import unicodedata
+import itertools
 from pathlib import Path
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Regex, Tokenizer, normalizers
 
 from sglang.srt.errors import ConfigError
 from sglang.srt.models.deepseek_v41.config import DeepseekV41Config
 
 REPLACEMENT = "\ufffd"
-LONE_SPACE = "\ue000"  # private use: stands for a text that is one space while others are stripped
+LONE_SPACE = "\ue000"
+"""Private use: stands for a text that is one space while the others are stripped."""
+
+LOOK = normalizers.Sequence(
+    [
+        normalizers.NFKC(),
+        normalizers.NFD(),
+        normalizers.StripAccents(),
+        normalizers.Lowercase(),
+        normalizers.Replace(Regex(r"[ \t\r\n]+"), " "),
+        normalizers.Replace(Regex("^ $"), LONE_SPACE),
+        normalizers.Strip(),
+        normalizers.Replace(LONE_SPACE, " "),
+    ]
+)
+"""Two tokens with the same LOOK share a class. The library's steps, not Python's: its marks and lower case differ from Python's
+for Indic, Thai and Greek, and with them the class count of the released tokenizer."""
+
 SEED_STEP = 10007
 
 
@@ -28,7 +45,7 @@ def load_hasher(config: DeepseekV41Config, tokenizer_path: Path) -> EngramHasher
         raise ConfigError(f"tokenizer.json not found in {tokenizer_path}; Engram needs it")
     try:
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises plain Exception for every fault of the file
+    except Exception as error:  # noqa: BLE001 - the library raises plain Exception for every fault of the file
         raise ConfigError(f"{file} cannot be read: {error}") from None
     return EngramHasher(config, token_classes(tokenizer, config.vocab_size))
 
@@ -40,29 +57,9 @@ def token_classes(tokenizer: Tokenizer, vocab_size: int) -> np.ndarray:
     numbers: dict[str, int] = {}
     classes = np.empty(vocab_size, dtype=np.int64)
     for i, text in enumerate(texts):
-        key = (tokenizer.id_to_token(i) or "") if REPLACEMENT in text else _look(text)
+        key = (tokenizer.id_to_token(i) or "") if REPLACEMENT in text else LOOK.normalize_str(text) or text
         classes[i] = numbers.setdefault(key, len(numbers))
     return classes
-
-
-def _look(text: str) -> str:
-    """The text without case, accents and superfluous white space; itself if nothing would be left."""
-    folded = unicodedata.normalize("NFD", unicodedata.normalize("NFKC", text))
-    folded = "".join(c for c in folded if not unicodedata.combining(c)).lower()
-    words, pending = [], False
-    for c in folded:
-        if c in " \t\r\n":
-            pending = True
-            continue
-        if pending:
-            words.append(" ")
-            pending = False
-        words.append(c)
-    if pending:
-        words.append(" ")
-    folded = "".join(words)
-    folded = LONE_SPACE if folded == " " else folded.strip()
-    return folded.replace(LONE_SPACE, " ") or text
 
 
 class EngramHasher:
@@ -78,12 +75,16 @@ class EngramHasher:
         self.classes = torch.from_numpy(classes)
         self.pad_class = int(classes[config.engram_pad_token_id])
         self.orders = config.engram_max_ngram_size - 1  # n-gram sizes 2 .. max
-        self.primes = torch.tensor(layer_primes(config), dtype=torch.int64)  # [layers, orders, heads]
+        self.primes = torch.tensor(
+            layer_primes(config.engram_vocab_size, len(config.engram_layer_ids), self.orders, config.engram_n_heads)
+        )  # [layers, orders, heads]
         self.multipliers = torch.stack([layer_multipliers(layer, count, config.engram_max_ngram_size) for layer in config.engram_layer_ids])
         flat = self.primes.flatten(1)
         sums = flat.sum(dim=1).tolist()
         if tuple(sums) != config.engram_num_embeddings:
-            raise ConfigError(f"config.json: engram_num_embeddings expected {sums} (sums of the primes), found {list(config.engram_num_embeddings)}")
+            raise ConfigError(
+                f"config.json: engram_num_embeddings expected {sums} (sums of the primes), found {list(config.engram_num_embeddings)}"
+            )
         self.offsets = (flat.cumsum(dim=1) - flat).view_as(self.primes)
 
     def row_ids(self, windows: torch.Tensor) -> torch.Tensor:
@@ -102,20 +103,10 @@ class EngramHasher:
         return torch.cat(rows, dim=-1)
 
 
-def layer_primes(config: DeepseekV41Config) -> list[list[list[int]]]:
-    """Moduli [layer][order][head]: the primes from engram_vocab_size upward, none used twice (model.md §7.2)."""
-    candidate, result = config.engram_vocab_size - 1, []
-    for _ in config.engram_layer_ids:
-        orders = []
-        for _ in range(config.engram_max_ngram_size - 1):
-            heads = []
-            while len(heads) < config.engram_n_heads:
-                candidate += 1
-                if _is_prime(candidate):
-                    heads.append(candidate)
-            orders.append(heads)
-        result.append(orders)
-    return result
+def layer_primes(first: int, num_layers: int, num_orders: int, num_heads: int) -> list[list[list[int]]]:
+    """Moduli [layer][order][head]: the primes from `first` upward, none used twice (model.md §7.2)."""
+    primes = (n for n in itertools.count(first) if _is_prime(n))
+    return [[[next(primes) for _ in range(num_heads)] for _ in range(num_orders)] for _ in range(num_layers)]
 
 
 def layer_multipliers(layer: int, num_classes: int, size: int) -> torch.Tensor:

@@ -6,6 +6,7 @@ row in it is first looked up, and the kernel may drop it again.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,7 +66,9 @@ class Weights:
         return list(self._tensors)
 
 
-def load_weights(path: Path | str, config: DeepseekV41Config, device: torch.device | str = "cpu", progress: Progress | None = None) -> Weights:
+def load_weights(
+    path: Path | str, config: DeepseekV41Config, device: torch.device | str = "cpu", progress: Progress | None = None
+) -> Weights:
     """Check everything, then read text and draft tensors. Raises ConfigError before any tensor is allocated."""
     files = check_checkpoint(path, config)
     tables = {layer: _map_table(files, layer) for layer in config.engram_layer_ids}
@@ -110,6 +113,11 @@ def _read(stream, location: TensorLocation) -> torch.Tensor:
 def _map_table(files: CheckpointFiles, layer: int) -> EngramTable:
     def mapped(part: str) -> np.ndarray:
         location = files.tensors[f"layers.{layer}.engram.embed.{part}"]
-        return np.memmap(location.file, dtype=np.uint8, mode="r", offset=location.start, shape=location.shape)
+        with location.file.open("rb") as stream:
+            region = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        if hasattr(mmap, "MADV_RANDOM"):
+            # Rows are hashed, so what lies behind a row is not read next: without the hint every look-up would read ahead.
+            region.madvise(mmap.MADV_RANDOM)
+        return np.frombuffer(region, np.uint8, location.stop - location.start, location.start).reshape(location.shape)
 
     return EngramTable(mapped("weight"), mapped("scale"))
