@@ -10,10 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from sglang.srt.layers.sampler import SampledToken
+
 if TYPE_CHECKING:
     from sglang.srt.managers.io_struct import TokenLogprobs
     from sglang.srt.model_executor.forward_batch import ForwardBatch
     from sglang.srt.sampling.sampling_state import SamplingState
+
+
+__all__ = ["PoolOp", "PromptLogprobSpec", "SampledToken", "StepInput", "StepOutput", "StepRequest"]
 
 
 class PoolOp(NamedTuple):
@@ -58,17 +63,6 @@ class StepInput:
     batch: ForwardBatch
     requests: list[StepRequest]
     before: list[PoolOp] = field(default_factory=list)  # done in this order, before the forward
-
-
-@dataclass(slots=True)
-class SampledToken:
-    """The outcome of sampling for one request. Logprobs are of the raw logits (log-softmax, no transform)."""
-
-    id: int
-    logprob: float | None = None  # None unless the request asked for logprobs
-    top: list[tuple[float, int]] | None = None  # (logprob, id), best first
-    token_ids: list[tuple[float, int]] | None = None  # in the order asked
-    error: str | None = None  # this row could not be sampled (NaN); its request ends, no other does
 
 
 @dataclass(slots=True)
