@@ -65,7 +65,7 @@ def oracle(prompt: list[int], count: int, vocab_size: int) -> list[int]:
 class FakeModelRunner:
     """Has the interface of ModelRunner."""
 
-    def __init__(self, *, num_pages: int = 64, page_size: int = 4, num_slots: int = 16, window: int = 8, vocab_size: int = 1000,
+    def __init__(self, *, num_pages: int = 2048, page_size: int = 4, num_slots: int = 16, window: int = 8, vocab_size: int = 1000,
                  max_positions: int = 1 << 20, backtracking: int = 6, delay_s: float = 0.0):  # fmt: skip
         self.page_size, self.num_pages, self.num_slots = page_size, num_pages, num_slots
         self.max_backtracking = backtracking - 1  # as the real one: one position is kept for a superfluous row

@@ -25,7 +25,7 @@ from typing import Callable, Protocol
 
 import msgspec
 
-from sglang.srt.errors import EngineFailed, Overloaded, ServiceError
+from sglang.srt.errors import BadRequest, EngineFailed, Overloaded, ServiceError
 from sglang.srt.managers.io_struct import (
     AbortReq,
     BatchOutput,
@@ -175,7 +175,7 @@ class Scheduler:
             if self.drain_deadline is not None:
                 raise Overloaded("the server is shutting down")
             if msg.rid in self.by_rid:
-                raise ServiceError(f"request id {msg.rid} is in use")
+                raise BadRequest(f"request id {msg.rid} is in use by a request that has not ended")
             req = self.builder.build(msg, self.clock(), time.time())
             self.queue.add(req, free_places=max(0, self.args.max_running_requests - len(self.resident)))
         except ServiceError as error:

@@ -6,15 +6,21 @@ own. Memory operations are returned as `PoolOp`s that travel with a step, so the
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from sglang.srt.managers.request import Req
 from sglang.srt.managers.scheduler_components.step_plan import Snapshot, Step
 from sglang.srt.mem_cache.allocator import PagePool
-from sglang.srt.mem_cache.radix_cache import PrefixMatch, RadixCache
+from sglang.srt.mem_cache.radix_cache import InsertResult, PrefixMatch, RadixCache
 from sglang.srt.model_executor.step import PoolOp
 
-OVERLAP_MARGIN = 1
-"""A step in flight may have written one position past the last token of a request that just ended, so a state handed to the
-tree can be taken back one position less than the pool allows."""
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A request has got its slot and shared pages."""
+
+    ops: list[PoolOp]  # to run before its first rows
+    branch: int  # tokens whose pages the tree has, though perhaps no state: where an earlier prompt branches off
 
 
 class PageKeeper:
@@ -38,7 +44,7 @@ class PageKeeper:
 
     # -- admission ----------------------------------------------------------------------------------------------------
 
-    def attach(self, req: Req, *, headroom: int, use_cache: bool = True) -> list[PoolOp] | None:
+    def attach(self, req: Req, *, headroom: int, use_cache: bool = True) -> Attachment | None:
         """Match the prefix and give `req` a slot and its shared pages.
 
         None, and nothing changed, unless there is room for all its known tokens plus `headroom` pages. Own pages are
@@ -61,7 +67,8 @@ class PageKeeper:
         ops = [PoolOp("copy_page", match.tail_page, tail[0])] if tail else []
         # A replayed window starts from nothing, as a fresh request does.
         restored = match.snapshot is not None and not replayed
-        return ops + [PoolOp("copy_slot", match.snapshot, slot) if restored else PoolOp("reset_slot", slot, slot)]
+        ops.append(PoolOp("copy_slot", match.snapshot, slot) if restored else PoolOp("reset_slot", slot, slot))
+        return Attachment(ops, match.full_match_tokens)
 
     def _match(self, req: Req) -> tuple[PrefixMatch, int, int]:
         """(match, first position with window latents, tokens to replay)."""
@@ -136,8 +143,53 @@ class PageKeeper:
     # -- end of residence ---------------------------------------------------------------------------------------------
 
     def release(self, req: Req, *, cache: bool = True) -> None:
-        """Take all memory from `req`, which no step in flight uses. What is computed goes to the tree, the slot as its snapshot."""
-        ...
+        """Take all memory from `req`, which no step in flight uses. The tree gets what is computed, with the slot as its state."""
+        num_tokens = req.num_valid if cache else 0
+        # A replayed window is complete only when the replay is.
+        is_state_usable = not req.window_start or num_tokens - req.window_start >= self.replay_tokens
+        kept_pages = -(-num_tokens // self.page_size) if is_state_usable else num_tokens // self.page_size
+        own = req.pages[max(kept_pages, req.num_shared_pages) :]
+        slot: int | None = req.slot
+        if kept_pages:
+            snapshot = slot if is_state_usable else None
+            num_inserted = num_tokens if is_state_usable else kept_pages * self.page_size
+            result = self.tree.insert(req.cache_key(num_inserted), req.pages[:kept_pages], num_inserted, snapshot)
+            self._free(result, None)
+            slot = None if is_state_usable else slot
+        self.tree.unlock(req.lock)
+        self.pages.free(own)
+        self.slots.free([] if slot is None else [slot])
+        req.slot, req.pages, req.num_shared_pages, req.lock = -1, [], 0, None
+        req.num_computed, req.window_start, req.snapshot_points = 0, 0, []
 
-    def _free(self, result, in_flight: Step | None) -> None:
-        ...
+    def _free(self, result: InsertResult, in_flight: Step | None) -> None:
+        """Memory that the tree did not take. A step in flight may still read such pages."""
+        if in_flight is None:
+            self.pages.free(result.pages)
+        else:
+            in_flight.free_pages += result.pages
+        self.slots.free(result.slots)
+
+    # -- books --------------------------------------------------------------------------------------------------------
+
+    def pool_table(self) -> dict[str, dict[str, int]]:
+        """Pool name -> total, free, evictable, held (by running requests, or locked)."""
+        table = {}
+        for name, pool, evictable in (
+            ("pages", self.pages, self.tree.evictable_pages),
+            ("slots", self.slots, self.tree.evictable_snapshots),
+        ):
+            held = pool.total - pool.free_count - evictable
+            table[name] = {"total": pool.total, "free": pool.free_count, "evictable": evictable, "held": held}
+        return table
+
+    def books_problem(self) -> str | None:
+        """While nothing runs: why the books do not balance, or None."""
+        lost = {name: row["held"] for name, row in self.pool_table().items() if row["held"]}
+        if lost:
+            return f"held although nothing runs: {lost}"
+        try:
+            self.tree.check()
+        except AssertionError as error:
+            return str(error)
+        return None

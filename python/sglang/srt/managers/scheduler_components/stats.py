@@ -92,7 +92,7 @@ class StatsKeeper:
             pools=pools,
             extra={
                 "snapshot_capacity": float(keeper.tree.max_snapshots),
-                "snapshots_held": float(pools["snapshots"]["held"]),
+                "snapshots_held": float(keeper.tree.held_snapshots),
                 "num_finished_reqs": float(self.num_finished),
                 "generated_tokens": float(self.generated_tokens),
             },
