@@ -32,19 +32,31 @@ class Golden:
         self.path = GOLDEN / name
         self.cases = [case["name"] for case in json.loads((self.path / "golden.json").read_text())["cases"]]
         with safe_open(str(self.path / "golden.safetensors"), "pt") as file:
-            self._tensors = {key: file.get_tensor(key) for key in file.keys()}
+            self._tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
 
     def __getitem__(self, key: str) -> torch.Tensor:
         return self._tensors[key]
 
-    def keys(self) -> list[str]:
+    def names(self) -> list[str]:
         return list(self._tensors)
 
 
 class DirectRunner:
     """A model with small pools. Pages are scattered on purpose: sequence s gets every `stride`-th page in reverse."""
 
-    def __init__(self, path: Path, *, cache_dtype: str = "float32", dtype: str = "float32", activation_quant: str = "off", page_size: int = 16, num_sequences: int = 4, tokens: int = 512, ops: KernelTable | None = None, config_changes: dict | None = None):
+    def __init__(
+        self,
+        path: Path,
+        *,
+        cache_dtype: str = "float32",
+        dtype: str = "float32",
+        activation_quant: str = "off",
+        page_size: int = 16,
+        num_sequences: int = 4,
+        tokens: int = 512,
+        ops: KernelTable | None = None,
+        config_changes: dict | None = None,
+    ):
         self.config = dataclasses.replace(load_config(path), **(config_changes or {}))
         hasher = load_hasher(self.config, path) if self.config.engram_layer_ids else None
         weights = load_weights(path, self.config)
@@ -68,7 +80,7 @@ class DirectRunner:
         """Advance several sequences in one batch; logits float32 [n, V] of every new row that has outputs."""
         extend = [len(ids) for _, ids in work]
         rows, start = [], 0
-        for (sequence, ids), n in zip(work, extend):
+        for (sequence, _), n in zip(work, extend):
             rows += [start + i for i in range(n) if len(sequence.ids) + i >= sequence.decoder_start]
             start += n
         batch = ForwardBatch.build(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fakes.fake_model_runner import FakeModelRunner, oracle
-
 from sglang.srt.managers.io_struct import (
     AbortReq,
     BatchOutput,

@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 from sglang.srt.errors import ConfigError
 
@@ -35,7 +36,9 @@ class ServerArgs:
         "auto", "cache precision; auto: the release's FP8 windows, FP4 latents and FP4 index keys", choices=("auto", "bfloat16", "float32")
     )
     activation_quant: str = flag("auto", "quantise inputs of FP8 and FP4 matrices as the release does, or not", choices=("auto", "off"))
-    kernel_backend: str = flag("auto", "implementation of the operations; auto takes the fastest that is available", choices=("auto", "torch"))
+    kernel_backend: str = flag(
+        "auto", "implementation of the operations; auto takes the fastest that is available", choices=("auto", "torch")
+    )
     random_seed: int | None = flag(None, "seed of everything that has no seed of its own (requests draw theirs from it)")
     trust_remote_code: bool = flag(False, "accepted for compatibility; no code is ever loaded from a checkpoint")
 
@@ -69,9 +72,17 @@ class ServerArgs:
     disable_radix_cache: bool = flag(False, "forget every prefix when its request ends")
     max_snapshots: int | None = flag(None, "state snapshots the prefix cache may hold; default: 4 per running request")
     snapshot_interval: int = flag(1024, "tokens between the state snapshots of a long prompt; 0: only at prompt and request ends")
-    swa_restore: str = flag("exact", "after a prefix hit without a snapshot: recompute (exact) or replay the last window (bounded)", choices=("exact", "bounded"))
-    prefill_truncation: str = flag("off", "run decoder layers on the last prefill_keep_tokens of a prompt only (compact), or on all (off)", choices=("off", "compact"))
-    prefill_keep_tokens: int | None = flag(None, "rows kept by compact truncation; default: window + 12, the release's 140 for its window of 128")
+    swa_restore: str = flag(
+        "exact",
+        "after a prefix hit without a snapshot: recompute (exact) or replay the last window (bounded)",
+        choices=("exact", "bounded"),
+    )
+    prefill_truncation: str = flag(
+        "off", "run decoder layers on the last prefill_keep_tokens of a prompt only (compact), or on all (off)", choices=("off", "compact")
+    )
+    prefill_keep_tokens: int | None = flag(
+        None, "rows kept by compact truncation; default: window + 12, the release's 140 for its window of 128"
+    )
     stream_interval: int = flag(1, "tokens between two events of a stream")
     decode_log_interval: int = flag(40, "decode steps between two lines of the log")
 
@@ -79,14 +90,18 @@ class ServerArgs:
     incremental_streaming_output: bool = flag(False, "native streams carry only the new text, not all text so far")
     enable_cache_report: bool = flag(False, "report cached tokens in OpenAI usage")
     stream_response_default_include_usage: bool = flag(False, "usage chunk in streams even if not asked for")
-    sampling_defaults: str = flag("model", "defaults of the OpenAI routes: the model's generation_config.json, or OpenAI's", choices=("model", "openai"))
+    sampling_defaults: str = flag(
+        "model", "defaults of the OpenAI routes: the model's generation_config.json, or OpenAI's", choices=("model", "openai")
+    )
     allow_auto_truncate: bool = flag(False, "clip max_tokens to the context instead of refusing")
     reasoning_parser: str | None = flag("deepseek-v41", "accepted for compatibility; output is always parsed by deepseek-recipe")
     tool_call_parser: str | None = flag("deepseekv41", "accepted for compatibility")
     default_chat_template_kwargs: str = flag("{}", "JSON object: defaults of chat_template_kwargs")
 
     # speculation, correctness, metrics
-    enable_deterministic_inference: bool = flag(False, "bit-identical outputs under any batch, chunking and cache state; forces exact window restore")
+    enable_deterministic_inference: bool = flag(
+        False, "bit-identical outputs under any batch, chunking and cache state; forces exact window restore"
+    )
     enable_metrics: bool = flag(True, "serve /metrics")
     disaggregation_mode: str = flag("null", "role of this worker", choices=("null",))
 
@@ -120,11 +135,17 @@ class Rule:
 
 RULES: tuple[Rule, ...] = (
     Rule(lambda a: not a.model_path, lambda a: "no model given: pass a checkpoint directory, e.g. sglang serve PATH"),
-    Rule(lambda a: a.page_size < 2 or a.page_size % 2 == 1, lambda a: f"--page-size must be even and at least 2, found {a.page_size}: a ratio-2 pair may not be split"),
+    Rule(
+        lambda a: a.page_size < 2 or a.page_size % 2 == 1,
+        lambda a: f"--page-size must be even and at least 2, found {a.page_size}",
+    ),
     Rule(lambda a: not 0 < a.mem_fraction_static <= 1, lambda a: f"--mem-fraction-static must be in (0, 1], found {a.mem_fraction_static}"),
     Rule(lambda a: a.max_running_requests < 1, lambda a: f"--max-running-requests must be at least 1, found {a.max_running_requests}"),
     Rule(lambda a: a.max_queued_requests < 0, lambda a: f"--max-queued-requests must not be negative, found {a.max_queued_requests}"),
-    Rule(lambda a: a.chunked_prefill_size != -1 and a.chunked_prefill_size < 1, lambda a: f"--chunked-prefill-size must be -1 (off) or positive, found {a.chunked_prefill_size}"),
+    Rule(
+        lambda a: a.chunked_prefill_size != -1 and a.chunked_prefill_size < 1,
+        lambda a: f"--chunked-prefill-size must be -1 (off) or positive, found {a.chunked_prefill_size}",
+    ),
     Rule(lambda a: a.max_prefill_tokens < 1, lambda a: f"--max-prefill-tokens must be positive, found {a.max_prefill_tokens}"),
     Rule(lambda a: not 0 <= a.port <= 65535, lambda a: f"--port must be in 0..65535, found {a.port}"),
     Rule(lambda a: a.snapshot_interval < 0, lambda a: f"--snapshot-interval must not be negative, found {a.snapshot_interval}"),
@@ -155,7 +176,11 @@ def add_cli_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", default=None, help="checkpoint directory (the same as --model-path)")
     for f in dataclasses.fields(ServerArgs):
         names = [f"--{f.name.replace('_', '-')}", *f.metadata["alias"]]
-        common: dict[str, Any] = {"dest": f.name, "default": f.default, "help": f"{f.metadata['help']} (default: {f.default})".replace("%", "%%")}
+        common: dict[str, Any] = {
+            "dest": f.name,
+            "default": f.default,
+            "help": f"{f.metadata['help']} (default: {f.default})".replace("%", "%%"),
+        }
         kind = str(f.type).split(" | ")[0]
         if kind == "bool":
             parser.add_argument(*names, action=argparse.BooleanOptionalAction, **common)

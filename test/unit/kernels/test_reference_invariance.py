@@ -119,3 +119,13 @@ def test_number_of_threads_does_not_matter(name, dtype):
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(a, b) for a, b in zip(one, two))
+
+
+def test_hyper_connections_of_many_rows():
+    """Sums over the short axes of a long tensor take other code paths in torch; they must give the same bits."""
+    residual = randn(1500, H, D, seed=50)
+    hc = (LinearWeight.dense(randn(24, H * D, seed=29)), randn(3, seed=30), randn(24, seed=31))
+    whole = OPS.hc_coefficients(residual, *hc, rms_eps=1e-20, hc_eps=1e-6, iterations=20)
+    for rows in (slice(0, 1), slice(3, 8), slice(700, 1499)):
+        part = OPS.hc_coefficients(residual[rows], *hc, rms_eps=1e-20, hc_eps=1e-6, iterations=20)
+        assert all(torch.equal(a, b[rows]) for a, b in zip(part, whole))

@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 import torch
-from harness.direct import GOLDEN
 
+from harness.direct import GOLDEN
 from sglang.srt.errors import ConfigError
 from sglang.srt.model_executor.forward_batch import FUTURE_TOKEN, NO_TOKEN, ForwardBatch
 from sglang.srt.model_executor.model_runner import ModelRunner
@@ -17,7 +17,12 @@ from sglang.srt.sampling.sampling_state import SamplingState
 from sglang.srt.server_args import ServerArgs
 
 ARGS = ServerArgs(
-    model_path=str(GOLDEN / "nano-s1" / "checkpoint"), max_total_tokens=512, max_running_requests=4, max_snapshots=4, page_size=16, device="cpu"
+    model_path=str(GOLDEN / "nano-s1" / "checkpoint"),
+    max_total_tokens=512,
+    max_running_requests=4,
+    max_snapshots=4,
+    page_size=16,
+    device="cpu",
 )
 PROMPT = [5, 9, 200, 31, 7, 7, 64, 300]
 
@@ -31,7 +36,19 @@ def state(**params: object) -> SamplingState:
     return SamplingState(SamplingParams(temperature=0.0, **params), PROMPT, frozenset({1}), 512)
 
 
-def one(runner: ModelRunner, ids: list[int], prefix: int, slot: int, page: int, known: list[int], *, sampling=None, spec=None, before=(), rows=None):
+def one(
+    runner: ModelRunner,
+    ids: list[int],
+    prefix: int,
+    slot: int,
+    page: int,
+    known: list[int],
+    *,
+    sampling=None,
+    spec=None,
+    before=(),
+    rows=None,
+):
     """Run one request for one step."""
     history = [known[prefix - 1 - k] if prefix - 1 - k >= 0 else NO_TOKEN for k in range(runner.config.engram_max_ngram_size - 1)]
     batch = ForwardBatch.build(

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from harness.direct import GOLDEN, DirectRunner, Golden
 
+from harness.direct import GOLDEN, DirectRunner, Golden
 from sglang.srt.kernels.linear_weight import LinearWeight
 from sglang.srt.kernels.table import KernelTable
 from sglang.srt.models.deepseek_v41.layer import DecoderLayer
@@ -38,7 +38,9 @@ def op_change(name: str, make: Callable) -> Callable[[DirectRunner], None]:
 
 
 def no_sink(op: Callable) -> Callable:
-    return lambda q, values, index, latents, page, entry, sink: op(q, values, index, latents, page, entry, torch.full_like(sink, -torch.inf))
+    return lambda q, values, index, latents, page, entry, sink: op(
+        q, values, index, latents, page, entry, torch.full_like(sink, -torch.inf)
+    )
 
 
 def no_inverse(op: Callable) -> Callable:

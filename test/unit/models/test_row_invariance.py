@@ -6,6 +6,7 @@ import random
 
 import pytest
 import torch
+
 from harness.direct import direct_runner
 
 MODES = {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 import torch
 
@@ -22,7 +22,7 @@ class EntryFormat:
     scale_bytes: int
     data_dtype: torch.dtype
     encode: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor | None]]
-    decode: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+    decode: Callable[..., torch.Tensor]  # of codes and scales (None in the plain formats)
     paged_split: bool = False
 
     @property
@@ -90,7 +90,7 @@ class CacheView:
 
     def store_codes(self, block: torch.Tensor, entry: torch.Tensor, data: torch.Tensor, scale: torch.Tensor | None) -> None:
         self.data[block, entry] = data
-        if self.scale is not None:
+        if self.scale is not None and scale is not None:
             self.scale[block, entry] = scale
 
     def load_codes(self, block: torch.Tensor, entry: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -23,6 +23,12 @@ class LinearWeight:
     out_features: int
     in_features: int
 
+    @property
+    def scales(self) -> torch.Tensor:
+        """`scale` of a quantised matrix."""
+        assert self.scale is not None, "a dense matrix has no scales"
+        return self.scale
+
     @staticmethod
     def dense(data: torch.Tensor) -> LinearWeight:
         """A bfloat16 or float32 matrix."""

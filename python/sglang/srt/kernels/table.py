@@ -12,8 +12,8 @@ Shapes, dtypes and formulas stand in the docstrings of the reference, `kernels/t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Callable
 
 from sglang.srt.errors import ConfigError
 from sglang.srt.kernels import torch_backend as reference

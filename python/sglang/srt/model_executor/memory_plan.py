@@ -37,7 +37,9 @@ def plan_memory(args: ServerArgs, config: DeepseekV41Config, device: torch.devic
     if args.max_total_tokens is not None:
         num_pages = args.max_total_tokens // args.page_size
         if num_pages < 2:
-            raise ConfigError(f"--max-total-tokens {args.max_total_tokens} holds {num_pages} pages of {args.page_size} tokens; at least 2 are needed")
+            raise ConfigError(
+                f"--max-total-tokens {args.max_total_tokens} holds {num_pages} pages of {args.page_size} tokens; at least 2 are needed"
+            )
     else:
         context = args.context_length or config.max_position_embeddings
         num_pages = min(left // page_bytes, MAX_CONTEXTS * -(-context // args.page_size))

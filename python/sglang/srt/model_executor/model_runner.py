@@ -101,20 +101,32 @@ class ModelRunner:
     def memory_table(self) -> list[dict[str, int | str]]:
         """Rows for the start-up table and the server-info reply: pool, units, bytes per unit, bytes."""
         return [
-            {"pool": "global KV", "unit": "page", "units": self.num_pages, "bytes_per_unit": self.kv.page_bytes, "bytes": self.kv.memory.numel()},
-            {"pool": "request state", "unit": "slot", "units": self.num_slots, "bytes_per_unit": self.state.slot_bytes, "bytes": self.state.memory.numel()},
+            {
+                "pool": "global KV",
+                "unit": "page",
+                "units": self.num_pages,
+                "bytes_per_unit": self.kv.page_bytes,
+                "bytes": self.kv.memory.numel(),
+            },
+            {
+                "pool": "request state",
+                "unit": "slot",
+                "units": self.num_slots,
+                "bytes_per_unit": self.state.slot_bytes,
+                "bytes": self.state.memory.numel(),
+            },
         ]
 
     def _sample(self, step: StepInput, hidden: torch.Tensor) -> list[SampledToken | None]:
         """One token for every request whose rows reach its last known token."""
         wanted = [r for r, request in enumerate(step.requests) if request.sampling is not None]
+        states = [request.sampling for request in step.requests if request.sampling is not None]
         results: list[SampledToken | None] = [None] * len(step.requests)
         if not wanted:
             return results
         last_row = torch.tensor(step.batch.extend_lens).cumsum(0) - 1
         place = {row: i for i, row in enumerate(step.batch.output_rows.tolist())}
         logits = self.model.logits(hidden[[place[int(last_row[r])] for r in wanted]])
-        states = [step.requests[r].sampling for r in wanted]
         tokens = self.sampler.sample(logits.cpu(), states, [step.requests[r].position for r in wanted])
         for r, token in zip(wanted, tokens):
             results[r] = token

@@ -15,8 +15,8 @@ def sparse_attention(
     window_values: torch.Tensor,
     window_index: torch.Tensor,
     latents: CacheView | None,
-    selected_page: torch.Tensor | None,
-    selected_entry: torch.Tensor | None,
+    selected_page: torch.Tensor,
+    selected_entry: torch.Tensor,
     sink: torch.Tensor,
 ) -> torch.Tensor:
     """[T, H, D] float32 outputs; a key is also its value.
@@ -25,7 +25,7 @@ def sparse_attention(
     window_values   [N, D] float32, all window latents that some row of this batch may see
     window_index    int64 [T, W], rows of window_values by position, -1 where there is none
     latents         compressed cache of the source layer, or None (window only)
-    selected_page, selected_entry   int64 [T, K], where the selected latents are; -1 in selected_page where there is none
+    selected_page, selected_entry   int64 [T, K], where the selected latents are; -1 in selected_page where there is none (K = 0: window only)
     sink            float32 [H], joins the denominator only, unscaled
 
     Reduction order: keys in the order window then selection, over the fixed length W + K; absent keys weigh exactly 0.

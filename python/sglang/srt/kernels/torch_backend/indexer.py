@@ -16,7 +16,7 @@ def index_scores(q: torch.Tensor, keys: torch.Tensor, head_weights: torch.Tensor
 
     q float32 [T, Hi, Di], keys float32 [G, Di] in position order, head_weights float32 [T, Hi].
     """
-    num_rows, heads, dim = q.shape
+    num_rows, _, dim = q.shape
     num_keys = keys.shape[0]
     tiles = -(-num_keys // KEY_TILE)
     padded = torch.cat((keys, keys.new_zeros(tiles * KEY_TILE - num_keys, dim))).view(tiles, KEY_TILE, dim)

@@ -48,8 +48,8 @@ def dequantised_rows(weight: LinearWeight, n0: int, n1: int) -> torch.Tensor:
     if weight.kind == "dense":
         return data.float()
     if weight.kind == "fp8":
-        return dequant_fp8_block(data, weight.scale[n0 // 32 : (n1 + 31) // 32])
-    return dequant_fp4_rows(data, weight.scale[n0:n1])
+        return dequant_fp8_block(data, weight.scales[n0 // 32 : (n1 + 31) // 32])
+    return dequant_fp4_rows(data, weight.scales[n0:n1])
 
 
 def slice_rows(weight: LinearWeight, n0: int, n1: int) -> LinearWeight:
@@ -57,9 +57,9 @@ def slice_rows(weight: LinearWeight, n0: int, n1: int) -> LinearWeight:
     scale = weight.scale
     if weight.kind == "fp8":
         assert n0 % 32 == 0 and n1 % 32 == 0, "FP8 scales cover 32 rows"
-        scale = scale[n0 // 32 : n1 // 32]
+        scale = weight.scales[n0 // 32 : n1 // 32]
     elif weight.kind == "fp4":
-        scale = scale[n0:n1]
+        scale = weight.scales[n0:n1]
     return LinearWeight(kind=weight.kind, data=weight.data[n0:n1], scale=scale, out_features=n1 - n0, in_features=weight.in_features)
 
 

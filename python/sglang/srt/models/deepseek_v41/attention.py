@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from sglang.srt.kernels.linear_weight import LinearWeight
 from sglang.srt.kernels.table import KernelTable
 from sglang.srt.models.deepseek_v41.compressor import Compressor
 from sglang.srt.models.deepseek_v41.config import DeepseekV41Config
-from sglang.srt.models.deepseek_v41.context import ForwardContext
+from sglang.srt.models.deepseek_v41.context import ForwardContext, Selection
 from sglang.srt.models.deepseek_v41.indexer import Indexer
 from sglang.srt.models.deepseek_v41.numerics import Numerics
 from sglang.srt.models.deepseek_v41.weights import Weights
@@ -54,10 +55,9 @@ class Attention:
         window = self._extend_window(ops.rotate(kv, rotary.cos, rotary.sin), context)
         if self.indexer is not None:
             context.selection = self.indexer.select(x, q_latent, context)
-        latents = page = entry = None
-        if self.source is not None:
-            latents, page, entry = context.kv.latents[self.source], context.selection.page, context.selection.entry
-        o = ops.sparse_attention(q, window, context.plan.window.index, latents, page, entry, self.sink)
+        latents = None if self.source is None else context.kv.latents[self.source]
+        chosen = Selection.nothing(x) if self.source is None else context.selection
+        o = ops.sparse_attention(q, window, context.plan.window.index, latents, chosen.page, chosen.entry, self.sink)
         o = ops.rotate(o.to(dtype), rotary.cos, rotary.sin, inverse=True)
         # The released code keeps wo_a's input unquantised (model.md §5.4).
         low_rank = ops.grouped_linear(o.reshape(o.shape[0], config.o_groups, -1), self.wo_a, out_dtype=dtype)
@@ -75,5 +75,5 @@ class Attention:
         ring.store_codes(window.write_slot, window.write_ring, codes[window.write_row], kept_scales)
         return values
 
-    def _linear(self, x: torch.Tensor, weight) -> torch.Tensor:
+    def _linear(self, x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
         return self.ops.linear(x, weight, quantise_input=self.numerics.quantise_input, out_dtype=self.numerics.dtype)

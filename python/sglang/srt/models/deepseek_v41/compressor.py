@@ -45,7 +45,7 @@ class Compressor:
 
     def _pairs(self, x: torch.Tensor, context: ForwardContext) -> torch.Tensor:
         """Latents [n_groups, D] of completed pairs; both projections stay float32 until pooled (trap 22)."""
-        plan, groups = context.plan, context.plan.groups[self.ratio]
+        groups = context.plan.groups[self.ratio]
         tail = context.state.tail[self.layer]
         both = torch.stack((self.ops.linear(x, self.wgate), self.ops.linear(x, self.wkv)), dim=1)  # float32 [T, 2, D]
         kept = tail[groups.slot, groups.position % context.state.tail_ring]
@@ -61,7 +61,11 @@ class Compressor:
         """The last rows of each request, keyed by position, for a pair that the next batch completes or a rollback reopens."""
         plan, ring = context.plan, context.state.tail_ring
         rows = torch.tensor(
-            [row for r, n in enumerate(plan.batch.extend_lens) for row in range(plan.row_start[r] + max(0, n - ring), plan.row_start[r] + n)],
+            [
+                row
+                for r, n in enumerate(plan.batch.extend_lens)
+                for row in range(plan.row_start[r] + max(0, n - ring), plan.row_start[r] + n)
+            ],
             dtype=torch.int64,
             device=both.device,
         )

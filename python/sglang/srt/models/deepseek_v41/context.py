@@ -18,6 +18,12 @@ class Selection:
     page: torch.Tensor  # int64 [T, index_topk], -1 behind the last
     entry: torch.Tensor  # int64 [T, index_topk]
 
+    @staticmethod
+    def nothing(rows: torch.Tensor) -> Selection:
+        """For layers that see their window only: no columns, on the device of `rows` [T, ...]."""
+        none = torch.empty(rows.shape[0], 0, dtype=torch.int64, device=rows.device)
+        return Selection(none, none)
+
 
 @dataclass
 class ForwardContext:
@@ -26,6 +32,6 @@ class ForwardContext:
     plan: ForwardPlan
     state: StatePool
     kv: GlobalKVPool
-    selection: Selection | None = None
-    candidates: list[list[torch.Tensor]] | None = None  # per request, per row block: bool [rows, groups]
+    selection: Selection = field(default_factory=lambda: Selection.nothing(torch.empty(0)))
+    candidates: list[list[torch.Tensor]] = field(default_factory=list)  # per request, per row block: bool [rows, groups]
     features: list[torch.Tensor] = field(default_factory=list)  # draft inputs, [T, d] per target layer (model.md §3)

@@ -45,7 +45,7 @@ def load_hasher(config: DeepseekV41Config, tokenizer_path: Path) -> EngramHasher
         raise ConfigError(f"tokenizer.json not found in {tokenizer_path}; Engram needs it")
     try:
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # noqa: BLE001 - the library raises plain Exception for every fault of the file
+    except Exception as error:
         raise ConfigError(f"{file} cannot be read: {error}") from None
     return EngramHasher(config, token_classes(tokenizer, config.vocab_size))
 

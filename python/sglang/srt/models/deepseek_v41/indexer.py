@@ -20,7 +20,9 @@ class Indexer:
     def __init__(self, layer: int, config: DeepseekV41Config, weights: Weights, ops: KernelTable, numerics: Numerics):
         prefix = f"layers.{layer}.attn.indexer"
         self.layer = layer
-        self.source = config.kv_source(layer)
+        source = config.kv_source(layer)
+        assert source is not None, "index sources have a compression ratio"
+        self.source = source
         self.ratio = config.layer_ratio(layer)
         self.publishes_candidates = layer == config.candidate_source_layer_id
         self.uses_candidates = config.uses_candidates(layer)

@@ -62,7 +62,9 @@ class GroupPlan:
 class ForwardPlan:
     """Index tensors of one batch (or of its rows from `decoder_start` on, see `for_decoder`)."""
 
-    def __init__(self, config: DeepseekV41Config, batch: ForwardBatch, page_size: int, window_ring: int, tail_ring: int, window_low: list[int]):
+    def __init__(
+        self, config: DeepseekV41Config, batch: ForwardBatch, page_size: int, window_ring: int, tail_ring: int, window_low: list[int]
+    ):
         self.config = config
         self.batch = batch
         self.page_size = page_size
@@ -93,7 +95,13 @@ class ForwardPlan:
     @cached_property
     def window(self) -> WindowPlan:
         width, ring = self.config.sliding_window, self.window_ring
-        old_entry, old_pos, old_slot, new_entry, first, low_entry, write_row = [], [], [], [], [], [], []
+        old_entry: list[int] = []
+        old_pos: list[int] = []
+        old_slot: list[int] = []
+        new_entry: list[int] = []
+        first: list[int] = []
+        low_entry: list[int] = []
+        write_row: list[int] = []
         size = 0
         slots = self.batch.state_slots.tolist()
         for r, (prefix, extend) in enumerate(zip(self.batch.prefix_lens, self.batch.extend_lens)):

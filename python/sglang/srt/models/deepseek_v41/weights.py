@@ -98,7 +98,7 @@ def load_weights(
 def _read(stream, location: TensorLocation) -> torch.Tensor:
     """Straight into the tensor's own memory, without a mapping or a second copy."""
     buffer = torch.empty(location.stop - location.start, dtype=torch.uint8)
-    view = memoryview(buffer.numpy())
+    view = buffer.numpy().data
     stream.seek(location.start)
     filled = 0
     while filled < len(view):
