@@ -18,6 +18,8 @@ from fakes.front import Worker, scripted_worker
 from fakes.scripted_scheduler import forever_script, ids_script
 from sglang.srt.managers.io_struct import FinishReason
 
+HTTP = httpx.Client(timeout=20, trust_env=False, verify=False, limits=httpx.Limits(max_keepalive_connections=0))
+"""One client for all tests: making one takes longer than most requests."""
 WIRE = json.loads((Path(__file__).parents[1] / "golden/wire/sglang_0.5.23.json").read_text())
 CASES = {case["name"]: case for case in WIRE["cases"]}
 NATIVE = [name for name, case in CASES.items() if re.match(r"/(generate|health|tokenize|detokenize|flush_cache)", case["request"]["path"])]
@@ -42,7 +44,7 @@ def worker():
 
 
 def generate(worker: Worker, **body: Any) -> httpx.Response:
-    return httpx.post(worker.url + "/generate", json=body, timeout=20)
+    return HTTP.post(worker.url + "/generate", json=body)
 
 
 def events(response: httpx.Response) -> list[Any]:
@@ -79,7 +81,7 @@ def test_answer_is_that_of_sglang(worker, name):
     body = case["request"]["body"]
     if name == "generate_too_long":
         body = {"input_ids": [5] * 9000}
-    answer = httpx.request(case["request"]["method"], worker.url + case["request"]["path"], json=body, timeout=20)
+    answer = HTTP.request(case["request"]["method"], worker.url + case["request"]["path"], json=body)
     assert answer.status_code == case["status"]
     assert answer.headers.get("content-type", "").split(";")[0] in (case["content_type"], "text/plain")
     if case["status"] == 400:
@@ -262,7 +264,7 @@ def check_bad_reply(reply: httpx.Response) -> None:
 @pytest.mark.parametrize("name", BAD_BODIES)
 def test_malformed_bodies_get_a_short_json_error(worker, name):
     headers = {"content-type": "application/json"}
-    check_bad_reply(httpx.post(worker.url + "/generate", content=BAD_BODIES[name], headers=headers, timeout=20))
+    check_bad_reply(HTTP.post(worker.url + "/generate", content=BAD_BODIES[name], headers=headers))
     assert generate(worker, text="hi").status_code == 200
 
 
@@ -273,20 +275,20 @@ def test_bad_fields_get_a_short_json_error(worker, body, is_stream):
 
 
 def test_wrong_content_type_is_refused(worker):
-    check_bad_reply(httpx.post(worker.url + "/generate", content=b'{"text": "a"}', headers={"content-type": "text/plain"}))
+    check_bad_reply(HTTP.post(worker.url + "/generate", content=b'{"text": "a"}', headers={"content-type": "text/plain"}))
 
 
 def test_body_limit_holds_with_and_without_a_declared_length():
     with scripted_worker(args={"max_body_bytes": 1000}) as worker:
         for content in (b'{"text": "' + b"a" * 2000, iter([b'{"text": "', b"a" * 2000])):
-            reply = httpx.post(worker.url + "/generate", content=content, headers={"content-type": "application/json"})
+            reply = HTTP.post(worker.url + "/generate", content=content, headers={"content-type": "application/json"})
             assert reply.status_code == 413 and reply.json()["error"]["message"]
 
 
 def test_unknown_path_and_method(worker):
-    reply = httpx.get(worker.url + "/nothing/here")
+    reply = HTTP.get(worker.url + "/nothing/here")
     assert reply.status_code == 404 and reply.json() == {"detail": "Not Found"}
-    assert httpx.get(worker.url + "/generate").status_code == 405
+    assert HTTP.get(worker.url + "/generate").status_code == 405
 
 
 # -- ends --------------------------------------------------------------------------------------------------------------
@@ -301,8 +303,8 @@ def test_abort_request_ends_with_an_abort_reason_and_the_tokens_it_had():
         thread.start()
         wait_until(lambda: worker.scheduler.num_running == 1)
         time.sleep(0.1)
-        assert httpx.post(worker.url + "/abort_request", json={"rid": "other"}).status_code == 200
-        reply = httpx.post(worker.url + "/abort_request", json={"rid": "me"})
+        assert HTTP.post(worker.url + "/abort_request", json={"rid": "other"}).status_code == 200
+        reply = HTTP.post(worker.url + "/abort_request", json={"rid": "me"})
         assert reply.status_code == 200 and reply.content == b""
         thread.join(5)
         answer = replies[0].json()
@@ -338,7 +340,7 @@ def test_client_that_goes_away_is_aborted(is_stream):
 
 def test_running_rid_is_refused_and_may_be_used_again_afterwards():
     with scripted_worker(forever_script(5), delay_s=0.002) as worker:
-        with httpx.stream(
+        with HTTP.stream(
             "POST", worker.url + "/generate", json={"text": "a", "rid": "r", "stream": True, "sampling_params": {"max_new_tokens": 6000}}
         ) as first:
             lines = first.iter_lines()  # kept: a closed iterator closes the connection
@@ -355,7 +357,7 @@ def test_error_before_the_first_token_is_a_status_and_after_it_an_event():
             reply = generate(worker, text="a", stream=is_stream)
             assert reply.status_code == 503 and reply.headers["retry-after"] and reply.json() == {"error": {"message": "queue is full"}}
         worker.scheduler.refuse_with = None
-        with httpx.stream(
+        with HTTP.stream(
             "POST", worker.url + "/generate", json={"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 6000}}
         ) as reply:
             lines = (line for line in reply.iter_lines() if line)
@@ -376,14 +378,14 @@ def test_engine_failure_ends_all_requests_and_refuses_new_ones():
         for thread in threads:
             thread.start()
         wait_until(lambda: worker.scheduler.num_running == 3)
-        assert httpx.get(worker.url + "/health").status_code == 200
+        assert HTTP.get(worker.url + "/health").status_code == 200
         worker.scheduler.stop()
         worker.call(worker.manager.fail, "the scheduler process was killed")
         for thread in threads:
             thread.join(5)
         assert [reply.status_code for reply in replies] == [500] * 3
         assert generate(worker, text="a").status_code == 503
-        assert httpx.get(worker.url + "/health").status_code == 503
+        assert HTTP.get(worker.url + "/health").status_code == 503
 
 
 # -- state -------------------------------------------------------------------------------------------------------------
@@ -391,62 +393,62 @@ def test_engine_failure_ends_all_requests_and_refuses_new_ones():
 
 def test_probes_while_loading_and_while_draining():
     with scripted_worker(is_ready=False) as worker:
-        statuses = {path: httpx.get(worker.url + path).status_code for path in ("/health", "/ready", "/health_generate", "/ping")}
+        statuses = {path: HTTP.get(worker.url + path).status_code for path in ("/health", "/ready", "/health_generate", "/ping")}
         assert statuses == {"/health": 503, "/ready": 503, "/health_generate": 503, "/ping": 200}
         refused = generate(worker, text="a")
         assert refused.status_code == 503 and refused.headers["retry-after"]
     with scripted_worker() as worker:
-        assert [httpx.get(worker.url + path).status_code for path in ("/health", "/ready", "/health_generate")] == [200] * 3
+        assert [HTTP.get(worker.url + path).status_code for path in ("/health", "/ready", "/health_generate")] == [200] * 3
         assert [len(request.input_ids) for request in worker.scheduler.generate_requests()] == [1]
         worker.call(worker.manager.begin_drain)
-        assert [httpx.get(worker.url + path).status_code for path in ("/health", "/ready", "/ping")] == [503, 503, 200]
+        assert [HTTP.get(worker.url + path).status_code for path in ("/health", "/ready", "/ping")] == [503, 503, 200]
         assert generate(worker, text="a").status_code == 503
 
 
 def test_info_routes(worker):
     for path in ("/model_info", "/get_model_info"):
-        info = httpx.get(worker.url + path).json()
+        info = HTTP.get(worker.url + path).json()
         assert info["model_path"] and info["tokenizer_path"] and info["is_generation"] is True and info["served_model_name"] == "toy"
     for path in ("/server_info", "/get_server_info"):
-        info = httpx.get(worker.url + path).json()
+        info = HTTP.get(worker.url + path).json()
         assert info["port"] == 30000 and info["internal_states"][0]["scripted"] is True and info["version"]
 
 
 def test_secrets_are_not_in_server_info():
     with scripted_worker(args={"api_key": "open sesame", "admin_api_key": "hush"}) as worker:
-        text = httpx.get(worker.url + "/server_info", headers={"authorization": "Bearer open sesame"}).text
+        text = HTTP.get(worker.url + "/server_info", headers={"authorization": "Bearer open sesame"}).text
         assert "sesame" not in text and "hush" not in text
 
 
 def test_flush_cache_answers_in_text_and_refuses_while_requests_run():
     with scripted_worker(forever_script(5), delay_s=0.005) as worker:
         for method in ("GET", "POST"):
-            reply = httpx.request(method, worker.url + "/flush_cache?timeout=1")
+            reply = HTTP.request(method, worker.url + "/flush_cache?timeout=1")
             assert reply.status_code == 200 and reply.headers["content-type"].startswith("text/plain")
-        check_bad_reply(httpx.post(worker.url + "/flush_cache?timeout=soon"))
-        with httpx.stream(
+        check_bad_reply(HTTP.post(worker.url + "/flush_cache?timeout=soon"))
+        with HTTP.stream(
             "POST", worker.url + "/generate", json={"text": "a", "stream": True, "sampling_params": {"max_new_tokens": 6000}}
         ) as running:
             lines = running.iter_lines()  # kept: a closed iterator closes the connection
             next(lines)
-            assert httpx.post(worker.url + "/flush_cache").status_code == 400
+            assert HTTP.post(worker.url + "/flush_cache").status_code == 400
 
 
 def test_keys():
     with scripted_worker(args={"api_key": "one", "admin_api_key": "two"}) as worker:
         for path in ("/health", "/ready", "/ping", "/metrics"):
-            assert httpx.get(worker.url + path).status_code == 200
+            assert HTTP.get(worker.url + path).status_code == 200
         body = {"text": "hi", "sampling_params": {"max_new_tokens": 1}}
 
         def status(path: str, **headers: str) -> int:
-            return httpx.post(worker.url + path, json=body, headers=headers).status_code
+            return HTTP.post(worker.url + path, json=body, headers=headers).status_code
 
         assert status("/generate") == 401
         assert status("/generate", authorization="Bearer two") == 401
         assert status("/generate", authorization="Bearer one") == status("/generate", **{"x-api-key": "one"}) == 200
         assert status("/abort_request", authorization="Bearer one") == 401
         assert status("/abort_request", authorization="Bearer two") == 200
-        assert httpx.post(worker.url + "/generate", json=body).json()["error"]["message"] == "Unauthorized"
+        assert HTTP.post(worker.url + "/generate", json=body).json()["error"]["message"] == "Unauthorized"
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------
@@ -454,7 +456,7 @@ def test_keys():
 
 def metric(worker: Worker, name: str) -> float:
     """Sum over the samples of a name."""
-    text = httpx.get(worker.url + "/metrics").text
+    text = HTTP.get(worker.url + "/metrics").text
     found = re.findall(rf"^{re.escape(name)}\{{[^}}]*\}} (\S+)$", text, re.M)
     assert found, f"{name} is not in /metrics"
     return sum(map(float, found))
@@ -465,7 +467,7 @@ def test_latencies_are_observed_for_streams_and_whole_replies_alike():
         sampling = {"max_new_tokens": 20, "ignore_eos": True}
         for is_stream in (False, False, False, True):
             assert generate(worker, input_ids=[5] * 10, sampling_params=sampling, stream=is_stream).status_code == 200
-        assert httpx.get(worker.url + "/health_generate").status_code == 200  # not a user's request: not counted
+        assert HTTP.get(worker.url + "/health_generate").status_code == 200  # not a user's request: not counted
         assert metric(worker, "sglang:time_to_first_token_seconds_count") == 4
         assert metric(worker, "sglang:inter_token_latency_seconds_count") == 4 * 19
         assert metric(worker, "sglang:e2e_request_latency_seconds_count") == 4
@@ -474,20 +476,20 @@ def test_latencies_are_observed_for_streams_and_whole_replies_alike():
         assert metric(worker, "sglang:generation_tokens_total") == 80
         assert metric(worker, "sglang:cached_tokens_total") == 12
         assert metric(worker, "sglang:num_running_reqs") == 0
-        text = httpx.get(worker.url + "/metrics").text
+        text = HTTP.get(worker.url + "/metrics").text
         assert 'engine_type="unified"' in text and 'model_name="toy"' in text
         assert re.search(r'time_to_first_token_seconds_count\{engine_type="unified",is_streaming="True",model_name="toy"\} 1\.0', text)
         assert re.search(r'http_responses_total\{endpoint="/generate",[^}]*status_code="200"\} 4\.0', text)
 
 
 def test_paths_of_strangers_do_not_become_labels(worker):
-    httpx.get(worker.url + "/attack/123")
-    assert "attack" not in httpx.get(worker.url + "/metrics").text
+    HTTP.get(worker.url + "/attack/123")
+    assert "attack" not in HTTP.get(worker.url + "/metrics").text
 
 
 def test_metrics_can_be_switched_off():
     with scripted_worker(args={"enable_metrics": False}) as worker:
-        assert httpx.get(worker.url + "/metrics").status_code == 404
+        assert HTTP.get(worker.url + "/metrics").status_code == 404
         assert "queue_time" not in generate(worker, text="hi").json()["meta_info"]
 
 
@@ -495,12 +497,12 @@ def test_metrics_can_be_switched_off():
 
 
 def test_tokenize_and_detokenize(worker):
-    one = httpx.post(worker.url + "/tokenize", json={"prompt": "hello"}).json()
+    one = HTTP.post(worker.url + "/tokenize", json={"prompt": "hello"}).json()
     assert one == {"tokens": worker.manager.tokenizer.encode("hello"), "count": len(one["tokens"]), "max_model_len": 8192}
-    two = httpx.post(worker.url + "/v1/tokenize", json={"prompt": ["hello", "you"]}).json()
+    two = HTTP.post(worker.url + "/v1/tokenize", json={"prompt": ["hello", "you"]}).json()
     assert two["tokens"][0] == one["tokens"] and two["count"] == [len(ids) for ids in two["tokens"]]
-    assert httpx.post(worker.url + "/detokenize", json={"tokens": one["tokens"]}).json() == {"text": "hello"}
+    assert HTTP.post(worker.url + "/detokenize", json={"tokens": one["tokens"]}).json() == {"text": "hello"}
     for bad in ({}, {"prompt": 5}, {"prompt": [1]}):
-        check_bad_reply(httpx.post(worker.url + "/tokenize", json=bad))
+        check_bad_reply(HTTP.post(worker.url + "/tokenize", json=bad))
     for bad in ({}, {"tokens": [-1]}, {"tokens": [4096]}, {"tokens": "a"}):
-        check_bad_reply(httpx.post(worker.url + "/detokenize", json=bad))
+        check_bad_reply(HTTP.post(worker.url + "/detokenize", json=bad))

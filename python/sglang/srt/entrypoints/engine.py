@@ -169,7 +169,7 @@ class _Pieces:
         return await anext(self._pieces, None)
 
     async def close(self) -> None:
-        await self._pieces.aclose()  # type: ignore[attr-defined]
+        await self._pieces.aclose()
 
 
 def _body(prompt: Any, input_ids: Any, sampling_params: Any, is_stream: bool, fields: dict[str, Any]) -> dict[str, Any]:

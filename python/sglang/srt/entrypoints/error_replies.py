@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 Family = Literal["native", "openai", "anthropic"]
 
-_MAX_MESSAGE_CHARS = 600  # in the OpenAI shape it is sent twice, and a character may be escaped or take 3 bytes
+_MAX_MESSAGE_BYTES = {"native": 1700, "openai": 850, "anthropic": 1700}  # as JSON; OpenAI's shape holds it twice
 _ANTHROPIC_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
 _ANTHROPIC_TYPES |= {413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}
 
@@ -38,7 +38,7 @@ def family_of(path: str) -> Family:
 
 def error_body(family: Family, error: ServiceError) -> dict[str, Any]:
     """The JSON object for an error."""
-    message = _clip(error.message)
+    message = _clip(error.message, _MAX_MESSAGE_BYTES[family])
     if family == "native":
         return {"error": {"message": message}}
     if family == "anthropic":
@@ -63,6 +63,11 @@ def as_service_error(error: Exception, where: str) -> ServiceError:
     return EngineFailed(f"internal error, reference {reference}; the server's log has the details")
 
 
-def _clip(text: str) -> str:
-    text = text.encode("utf-8", "replace").decode()
-    return text if len(text.encode()) <= _MAX_MESSAGE_CHARS else text.encode()[: _MAX_MESSAGE_CHARS - 3].decode(errors="ignore") + "..."
+def _clip(text: str, max_bytes: int) -> str:
+    """`text` shortened until its JSON has at most `max_bytes`; a lone surrogate becomes a question mark."""
+    text = text[:max_bytes].encode("utf-8", "replace").decode()
+    if len(msgspec.json.encode(text)) <= max_bytes:
+        return text
+    while len(msgspec.json.encode(text + "...")) > max_bytes:
+        text = text[: len(text) * 9 // 10]
+    return text + "..."

@@ -7,7 +7,7 @@ accept: `read_job` splits a request into sequences (lists and n > 1, prompt by p
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +68,7 @@ async def answer(job: GenerateJob, manager: TokenizerManager) -> dict[str, Any] 
     return results[0] if job.is_single else results
 
 
-async def stream(job: GenerateJob, manager: TokenizerManager) -> AsyncIterator[dict[str, Any]]:
+async def stream(job: GenerateJob, manager: TokenizerManager) -> AsyncGenerator[dict[str, Any], None]:
     """Pieces of the reply. Each has the text so far, or with --incremental-streaming-output what is new."""
     replies = [_Reply(seq, job, manager, is_incremental=manager.args.incremental_streaming_output) for seq in job.sequences]
     async with aclosing(merge([manager.run(seq) for seq in job.sequences])) as outputs:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -173,13 +173,12 @@ class NativeRoutes:
 
     async def tokenize(self, request: Request) -> Response:
         """Ids of `prompt`, a string or a list of strings."""
-        body = await read_object(request)
-        prompt = body.get("prompt")
-        texts = prompt if isinstance(prompt, list) else [prompt]
+        prompt = (await read_object(request)).get("prompt")
+        many = isinstance(prompt, list)
+        texts: list[Any] = prompt if isinstance(prompt, list) else [prompt]
         if not texts or not all(isinstance(text, str) for text in texts):
             raise BadRequest("prompt must be a string or a list of strings", param="prompt")
         ids = await encode_all(texts, self._manager)
-        many = isinstance(prompt, list)
         count = [len(item) for item in ids] if many else len(ids[0])
         return json_response({"tokens": ids if many else ids[0], "count": count, "max_model_len": self._manager.context_length})
 
@@ -188,7 +187,7 @@ class NativeRoutes:
         body = await read_object(request)
         tokens, skip = body.get("tokens"), body.get("skip_special_tokens", True)
         many = isinstance(tokens, list) and bool(tokens) and isinstance(tokens[0], list)
-        lists = tokens if many else [tokens]
+        lists: list[Any] = tokens if isinstance(tokens, list) and many else [tokens]
         vocab_size = self._manager.model.vocab_size
         for ids in lists:
             if not isinstance(ids, list) or not all(type(token) is int and 0 <= token < vocab_size for token in ids):
@@ -213,8 +212,8 @@ async def generate_one_token(manager: TokenizerManager, label: str) -> None:
             pass
 
 
-async def _events(pieces: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
-    async with aclosing(pieces) as source:  # type: ignore[type-var]
+async def _events(pieces: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[bytes, None]:
+    async with aclosing(pieces) as source:
         async for piece in source:
             yield data_event(piece)
     yield DONE

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -45,7 +45,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        events: AsyncIterator[bytes],
+        events: AsyncGenerator[bytes, None],
         family: Family,
         *,
         error_events: Callable[[ServiceError], bytes] | None = None,
@@ -76,7 +76,7 @@ class EventStream(Response):
 
     async def _produce(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with _closing(self._events) as events:
+            async with aclosing(self._events) as events:
                 async for event in events:
                     await self._send(send, event)
         except Exception as error:
@@ -131,21 +131,21 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, T] | Awai
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
-async def merge(streams: list[AsyncIterator[T]]) -> AsyncIterator[tuple[int, T]]:
+async def merge(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """Items of several iterators as they come, each with the number of its iterator.
 
     The first error ends all. Whenever this ends, every iterator has been closed.
     """
     if len(streams) == 1:
-        async with _closing(streams[0]) as only:
+        async with aclosing(streams[0]) as only:
             async for item in only:
                 yield 0, item
         return
     items: asyncio.Queue[tuple[int, T] | BaseException | None] = asyncio.Queue()
 
-    async def pump(index: int, stream: AsyncIterator[T]) -> None:
+    async def pump(index: int, stream: AsyncGenerator[T, None]) -> None:
         try:
-            async with _closing(stream) as source:
+            async with aclosing(stream) as source:
                 async for item in source:
                     items.put_nowait((index, item))
             items.put_nowait(None)
@@ -156,19 +156,14 @@ async def merge(streams: list[AsyncIterator[T]]) -> AsyncIterator[tuple[int, T]]
     try:
         num_open = len(pumps)
         while num_open:
-            item = await items.get()
-            if item is None:
+            entry = await items.get()
+            if entry is None:
                 num_open -= 1
-            elif isinstance(item, BaseException):
-                raise item
+            elif isinstance(entry, BaseException):
+                raise entry
             else:
-                yield item
+                yield entry
     finally:
         for task in pumps:
             task.cancel()
         await asyncio.gather(*pumps, return_exceptions=True)
-
-
-def _closing(iterator: AsyncIterator[T]) -> aclosing:
-    """Every iterator here is an async generator; closing it is what aborts its sequence."""
-    return aclosing(iterator)  # type: ignore[type-var]

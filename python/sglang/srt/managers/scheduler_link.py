@@ -44,7 +44,7 @@ class SchedulerLink:
     def send(self, message: io_struct.ToScheduler) -> None:
         """Queue a message; never waits, so an abort can be sent while a task is being cancelled."""
         if self._context is not None:
-            sent = self._push.send(io_struct.encode(message))
+            sent = asyncio.ensure_future(self._push.send(io_struct.encode(message)))
             sent.add_done_callback(_retrieve)
 
     async def receive(self) -> io_struct.FromScheduler:

@@ -15,7 +15,7 @@ import logging
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import msgspec
 
@@ -171,7 +171,7 @@ class TokenizerManager:
         """Tokens an answer to a prompt of this length may have."""
         return self._limits.room(prompt_tokens)
 
-    async def run(self, seq: SequenceRequest, *, is_internal: bool = False) -> AsyncIterator[SequenceOutput]:
+    async def run(self, seq: SequenceRequest, *, is_internal: bool = False) -> AsyncGenerator[SequenceOutput, None]:
         """Outputs of one sequence until the one with a finish reason.
 
         Raises a ServiceError at the first step if the sequence is refused, or later if it fails. Close the iterator
