@@ -298,6 +298,16 @@ async def test_prompts_in_lists_are_numbered_prompt_by_prompt(front, tokenizer) 
     assert [choice["text"] for choice in ids["choices"]] == ["H", "one"]
 
 
+async def test_an_echo_of_ids_shows_special_tokens_as_the_answer_does(front, tokenizer) -> None:
+    body = {"prompt": [0, *tokenizer.encode("hi")], "echo": True, "logprobs": 0, "max_tokens": 1}
+    async with front() as f:
+        hidden = (await f.post(COMPLETIONS, body)).json()["choices"][0]
+        shown = (await f.post(COMPLETIONS, {**body, "skip_special_tokens": False})).json()["choices"][0]
+    assert (hidden["text"], hidden["logprobs"]["text_offset"]) == ("hiH", [0, 0, 2])
+    bos = "<｜begin▁of▁sentence｜>"
+    assert (shown["text"], shown["logprobs"]["text_offset"]) == (bos + "hiH", [0, len(bos), len(bos) + 2])
+
+
 async def test_what_can_be_asked_for_beside_the_answer(front, tokenizer) -> None:
     async with front() as f:
         asked = {"return_token_ids": True, "return_meta_info": True}

@@ -22,9 +22,10 @@ def chat_logprobs(logprobs: TokenLogprobs, tokenizer: Tokenizer) -> list[dict[st
 class CompletionLogprobs:
     """The `logprobs` object of a completion choice; parts of a stream continue each other's `text_offset`."""
 
-    def __init__(self, tokenizer: Tokenizer, start: int = 0):
+    def __init__(self, tokenizer: Tokenizer, start: int = 0, *, skip_special_tokens: bool = True):
         """`start` is the offset in characters of the first token in the choice's text."""
         self._tokenizer = tokenizer
+        self._skip_special = skip_special_tokens
         self._start = start
         self._before = b""
 
@@ -43,7 +44,7 @@ class CompletionLogprobs:
         return token_name(token, self._tokenizer)
 
     def _advance(self, token: int) -> None:
-        data = self._before + self._tokenizer.token_bytes(token)
+        data = self._before + self._tokenizer.visible_bytes(token, self._skip_special)
         whole = data.decode(errors="ignore")
         self._start += len(whole)
         self._before = incomplete_tail(data)

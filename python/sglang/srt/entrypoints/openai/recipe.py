@@ -130,7 +130,8 @@ class Recipe:
     def convert(self, api: Api, body: dict[str, Any]) -> dr.ConversationRequest:
         """Check a request body of one API. Raises BadRequest with recipe's reason."""
         try:
-            return _REQUEST_TYPES[api](body).convert(self._options)
+            # As text: a number that JSON can write and Rust cannot hold is then an error of the field it stands in.
+            return _REQUEST_TYPES[api](msgspec.json.encode(body)).convert(self._options)
         except dr.ConversionError as error:
             raise BadRequest(_conversion_message(error)) from error
         except ValueError as error:

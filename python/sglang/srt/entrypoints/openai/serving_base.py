@@ -15,10 +15,10 @@ import logging
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
@@ -251,7 +251,7 @@ async def collect(tm: TokenizerManager, reply: Reply) -> Json:
     return reply.whole()
 
 
-async def stream(tm: TokenizerManager, reply: Reply) -> AsyncIterator[bytes]:
+async def stream(tm: TokenizerManager, reply: Reply) -> AsyncGenerator[bytes]:
     """The events of a reply. Usage comes in a chunk of its own after all finish chunks, and only when asked for."""
     async with aclosing(_outputs(tm, reply)) as steps:
         async for index, output in steps:
@@ -266,7 +266,7 @@ async def stream(tm: TokenizerManager, reply: Reply) -> AsyncIterator[bytes]:
 
 def _outputs(tm: TokenizerManager, reply: Reply) -> AsyncGenerator[tuple[int, SequenceOutput]]:
     """Outputs of all sequences as they come, each with the number of its choice."""
-    return cast(AsyncGenerator, merge([tm.run(sequence) for sequence in reply.sequences]))
+    return merge([tm.run(sequence) for sequence in reply.sequences])
 
 
 def _salt(request: CommonRequest) -> str:

@@ -38,7 +38,7 @@ class CompletionServing(Serving[CompletionRequest]):
             top_logprobs=request.logprobs or 0,
             input_logprobs=wanted and request.echo,
         )
-        echoes = [self.tm.tokenizer.decode(text) if isinstance(text, list) else text for text in texts] if request.echo else []
+        echoes = [self._text_of(prompt, request) for prompt in texts] if request.echo else []
         return CompletionReply(
             request,
             id=self.new_id(),
@@ -48,6 +48,10 @@ class CompletionServing(Serving[CompletionRequest]):
             tokenizer=self.tm.tokenizer,
             echoes=echoes,
         )
+
+
+    def _text_of(self, prompt: str | list[int], request: CompletionRequest) -> str:
+        return prompt if isinstance(prompt, str) else self.tm.tokenizer.decode(prompt, request.skip_special_tokens)
 
 
 class CompletionReply(Reply):
@@ -82,7 +86,7 @@ class _Choice:
         self._request = request
         self._echo = echo
         self._wants_logprobs = request.logprobs is not None
-        self._logprobs = CompletionLogprobs(tokenizer, len(echo))
+        self._logprobs = CompletionLogprobs(tokenizer, len(echo), skip_special_tokens=request.skip_special_tokens)
         self._tokenizer = tokenizer
         self._pending: list[TokenLogprobs] = []  # of tokens whose text is still held back
         self._pending_ids: list[int] = []
@@ -96,7 +100,7 @@ class _Choice:
             self._started = True
             text = self._echo + text
             if self._echo and output.input_logprobs is not None:
-                self._logprobs = CompletionLogprobs(self._tokenizer)
+                self._logprobs = CompletionLogprobs(self._tokenizer, skip_special_tokens=self._request.skip_special_tokens)
                 self._pending.append(output.input_logprobs)
         if output.output_logprobs is not None:
             self._pending.append(output.output_logprobs)
