@@ -87,8 +87,7 @@ def try_all(bodies: list[dict[str, Any]], seed: int, count: int, accept: Callabl
         try:
             accept(json.dumps(body).encode())
             taken += 1
-        except BadRequest as error:
-            assert 0 < len(error.message), body
+        except BadRequest:
             refused += 1
         except BaseException:
             print(f"seed {seed}: {body!r}")

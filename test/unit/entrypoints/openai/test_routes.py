@@ -11,6 +11,7 @@ import pytest
 
 from fakes.scripted_scheduler import forever_script, ids_script
 from sglang.srt.entrypoints.openai.serving_base import model_sampling_defaults
+from sglang.srt.errors import ConfigError
 from sglang.srt.managers.io_struct import FinishReason
 from sglang.srt.server_args import ServerArgs
 
@@ -234,6 +235,23 @@ def test_sampling_defaults_of_the_model(tmp_path) -> None:
     for broken in ('{"temperature": -1}', "[]", "{"):
         config.write_text(broken)
         assert model_sampling_defaults(args) == {}
+
+
+async def test_template_defaults_of_the_server_hold_until_a_request_says_otherwise(front) -> None:
+    body = {"messages": [{"role": "user", "content": "[[think]]"}]}
+    async with front(args={"default_chat_template_kwargs": '{"thinking": true, "reasoning_effort": 7}'}) as f:
+        on = (await f.post(CHAT, body)).json()
+        off = (await f.post(CHAT, {**body, "thinking": {"type": "disabled"}})).json()
+        prompt = f.tm.tokenizer.decode(f.scheduler.generate_requests()[0].input_ids)
+    assert on["choices"][0]["message"]["reasoning_content"] and not off["choices"][0]["message"]["reasoning_content"]
+    assert "Reasoning Effort: 7 " in prompt
+
+
+@pytest.mark.parametrize("effort", ['"loud"', "1000", "[]"])
+async def test_a_bad_template_default_fails_the_launch(front, effort: str) -> None:
+    with pytest.raises(ConfigError, match="--default-chat-template-kwargs"):
+        async with front(args={"default_chat_template_kwargs": f'{{"reasoning_effort": {effort}}}'}):
+            pass
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -16,10 +17,13 @@ from sglang.srt.entrypoints.openai.recipe import OutputDelta, ParsingPlan, Recip
 from sglang.srt.entrypoints.openai.serving_base import Json, Reply, Serving
 from sglang.srt.entrypoints.openai.stop_hold import StopHold
 from sglang.srt.entrypoints.openai.usage import ReasoningCounter
+from sglang.srt.errors import BadRequest, ConfigError
 from sglang.srt.managers.io_struct import FinishReason
 from sglang.srt.managers.sequence import SequenceOutput
 from sglang.srt.managers.tokenizer import Tokenizer
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+logger = logging.getLogger(__name__)
 
 # Rendering more than this many bytes of messages takes longer than other requests should wait for the event loop.
 _RENDER_IN_THREAD_BYTES = 32_768
@@ -33,6 +37,22 @@ class ChatServing(Serving[ChatRequest]):
         super().__init__(tm)
         self.recipe = Recipe(tm.tokenizer.backend.to_str())
         self._template_kwargs: Json = json.loads(tm.args.default_chat_template_kwargs)
+        self._check_defaults()
+
+    def _check_defaults(self) -> None:
+        """Render once, thinking, so that a bad default fails the launch and not every request.
+
+        A tokenizer without chat markers is only warned about: the other routes work with it.
+        """
+        probe = ChatRequest(messages=[{"role": "user", "content": ""}], thinking=True)
+        try:
+            request = self.recipe.convert("chat", conversation_of(probe, self._template_kwargs).body())
+        except BadRequest as error:
+            raise ConfigError(f"--default-chat-template-kwargs cannot be used: {error.message}") from error
+        try:
+            self.recipe.encode(request)
+        except BadRequest as error:
+            logger.warning("%s", error.message)
 
     async def prepare(self, request: ChatRequest) -> ChatReply:
         rendered = await self._render(request)
