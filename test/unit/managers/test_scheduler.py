@@ -185,12 +185,12 @@ def test_bounded_restore_replays_into_pages_of_its_own(make):
     runner = FakeModelRunner(num_pages=200, num_slots=12)
     bench = make(runner, snapshot_interval=0, prefill_keep_tokens=16)
     head = list(range(60))
-    first = generate(bench, [*head, 1, 2, 3], swa_restore="bounded")
-    second = generate(bench, [*head, 4, 5, 6], swa_restore="bounded")
+    first = generate(bench, [*head, *range(100, 110)], swa_restore="bounded")
+    second = generate(bench, [*head, *range(200, 210)], swa_restore="bounded")
     assert (second.last.cached_tokens, second.last.replayed_tokens) == (44, 16)  # 60 - 16, down to a page boundary
-    assert second.ids == bench.expected([*head, 4, 5, 6], 8)
+    assert second.ids == bench.expected([*head, *range(200, 210)], 8)
     assert (first.last.cached_tokens, first.last.replayed_tokens) == (0, 0)
-    exact = generate(bench, [*head, 1, 2, 3])
+    exact = generate(bench, [*head, *range(100, 110)])
     assert exact.last.cached_tokens == 0  # nothing of an approximate mode is served to an exact request
     bench.check_books()
 
@@ -567,14 +567,14 @@ def test_churn_of_3000_requests_with_aborts_leaks_nothing(make, overlap):
     seed = 20
     rng = random.Random(seed)
     print("seed", seed)
-    runner = FakeModelRunner(num_pages=64, page_size=8, num_slots=8 + 16)
+    runner = FakeModelRunner(num_pages=40, page_size=8, num_slots=8 + 16)
     bench = make(runner, overlap=overlap, chunked_prefill_size=24, max_prefill_tokens=64, snapshot_interval=16)
     heads = [[rng.randrange(1000) for _ in range(rng.randint(5, 90))] for _ in range(5)]
     submitted, count = {}, 1500
     while count or not bench.is_idle:
         while count and len(bench.scheduler.by_rid) + len(bench.pending) < 12:
             prompt = heads[rng.randrange(5)][: rng.randint(1, 90)] + [rng.randrange(1000) for _ in range(rng.randint(0, 8))]
-            wanted = rng.randint(1, 40)
+            wanted = rng.randint(1, 60)
             submitted[bench.submit(prompt, wanted)] = (prompt, wanted)
             count -= 1
         if rng.random() < 0.01 * len(bench.scheduler.by_rid):

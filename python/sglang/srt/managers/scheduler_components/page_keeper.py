@@ -64,6 +64,9 @@ class PageKeeper:
         req.pages, req.num_shared_pages = match.pages + tail, len(match.pages)
         req.num_computed, req.window_start = match.num_tokens, window_start
         req.num_replayed += replayed
+        # The rings of a restored state are written up to where it was taken, so taken back twice they would lack positions;
+        # replayed windows are complete when the replay is.
+        req.state_from = window_start + self.replay_tokens if replayed else match.snapshot_tokens
         ops = [PoolOp("copy_page", match.tail_page, tail[0])] if tail else []
         # A replayed window starts from nothing, as a fresh request does.
         restored = match.snapshot is not None and not replayed
@@ -105,8 +108,11 @@ class PageKeeper:
         return min(num_tokens, len(req.pages) * self.page_size)
 
     def take_snapshot(self, req: Req) -> tuple[Snapshot, list[PoolOp]] | None:
-        """Copy the state of `req` at its computed position. None if there is no room: a snapshot is never worth a retraction."""
+        """Copy the state of `req` at its computed position. None if it is not fit to be kept, or there is no room: a snapshot is
+        never worth a retraction."""
         num_tokens = req.num_computed
+        if num_tokens < req.state_from:
+            return None
         has_tail = num_tokens % self.page_size != 0
         slot = self._take_slot()
         tail = self._take_pages(1) if slot is not None and has_tail else []
@@ -145,8 +151,7 @@ class PageKeeper:
     def release(self, req: Req, *, cache: bool = True) -> None:
         """Take all memory from `req`, which no step in flight uses. The tree gets what is computed, with the slot as its state."""
         num_tokens = req.num_valid if cache else 0
-        # A replayed window is complete only when the replay is.
-        is_state_usable = not req.window_start or num_tokens - req.window_start >= self.replay_tokens
+        is_state_usable = num_tokens >= req.state_from
         kept_pages = -(-num_tokens // self.page_size) if is_state_usable else num_tokens // self.page_size
         own = req.pages[max(kept_pages, req.num_shared_pages) :]
         slot: int | None = req.slot
@@ -160,7 +165,7 @@ class PageKeeper:
         self.pages.free(own)
         self.slots.free([] if slot is None else [slot])
         req.slot, req.pages, req.num_shared_pages, req.lock = -1, [], 0, None
-        req.num_computed, req.window_start, req.snapshot_points = 0, 0, []
+        req.num_computed, req.window_start, req.state_from, req.snapshot_points = 0, 0, 0, []
 
     def _free(self, result: InsertResult, in_flight: Step | None) -> None:
         """Memory that the tree did not take. A step in flight may still read such pages."""
