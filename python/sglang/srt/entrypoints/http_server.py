@@ -58,10 +58,10 @@ async def _reply_to_error(request: Request, error: Exception) -> Response:
     return error_response(family_of(request.url.path), error)
 
 
-def run_server(args: ServerArgs) -> int:
-    """Serve until a signal; the exit code. Raises ConfigError before anything was started."""
+def run_server(args: ServerArgs, *, scheduler_command: list[str] | None = None) -> int:
+    """Serve until a signal; the exit code. Raises ConfigError before anything was started. See EngineCore for `scheduler_command`."""
     setup_logging(args.log_level, "http")
-    core = EngineCore(args)
+    core = EngineCore(args, command=scheduler_command)
     listener = open_port(args.host, args.port)
     logger.info("server_args %s", json.dumps(args.public_dict()))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

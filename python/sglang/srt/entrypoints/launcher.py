@@ -61,6 +61,7 @@ class EngineCore:
         self.died = asyncio.Event()
         self._command = command or SCHEDULER_COMMAND
         self._process: subprocess.Popen[bytes] | None = None
+        self._exited = asyncio.Event()
         self._is_stopping = False
 
     async def start(self) -> None:
@@ -112,8 +113,21 @@ class EngineCore:
         process = self._process
         if process is not None and process.poll() is None:
             self.manager.shut_down_scheduler()
-            await asyncio.to_thread(_end, process, EXIT_TIMEOUT_S if self.manager.is_alive else 0.0)
+            for end, wait_s in ((None, EXIT_TIMEOUT_S if self.manager.is_alive else 0.0), (process.terminate, 1.0), (process.kill, None)):
+                if end is not None:
+                    end()
+                if await self._has_exited(wait_s):
+                    break
         await self.manager.close()
+
+    async def _has_exited(self, timeout_s: float | None) -> bool:
+        """Wait for the process's end. No thread pool: there is none any more when the interpreter exits."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._exited.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def _watch(self, process: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop) -> None:
         """In a thread of its own, because no way to wait for a child works in every loop and every thread."""
@@ -122,6 +136,7 @@ class EngineCore:
             loop.call_soon_threadsafe(self._on_exit, code)
 
     def _on_exit(self, code: int) -> None:
+        self._exited.set()
         if self._is_stopping:
             return
         # The process may have said why before it ended; that message can still be on its way.
@@ -164,14 +179,3 @@ def child_environment() -> dict[str, str]:
     paths = [source, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     return environment
-
-
-def _end(process: subprocess.Popen[bytes], timeout_s: float) -> None:
-    for end, wait_s in ((None, timeout_s), (process.terminate, 1.0), (process.kill, None)):
-        if end is not None:
-            end()
-        try:
-            process.wait(wait_s)
-            return
-        except subprocess.TimeoutExpired:
-            continue
