@@ -6,6 +6,8 @@ the order of `run` calls is the order of writes.
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +33,9 @@ from sglang.srt.server_args import ServerArgs
 LOGPROB_ROWS = 64
 """Prompt rows whose logits exist at a time: a long prompt's logits would not fit otherwise."""
 
+SMALL_HIDDEN_SIZE = 512
+"""Below this, waking a second thread costs more than the products it would share (spec: kernels, OpenMP)."""
+
 OVERLAP_MARGIN = 1
 """Rows that an overlapped step may write behind the end of a request that turns out to be finished."""
 
@@ -51,6 +56,7 @@ class ModelRunner:
         self.kv = GlobalKVPool(self.config, self.plan.num_pages, args.page_size, args.kv_cache_dtype, self.device)
         self.state = StatePool(self.config, self.plan.num_slots, args.kv_cache_dtype, self.device)
         self.sampler = Sampler()
+        self._thread: int | None = None
         self.last_token = torch.zeros(self.plan.num_slots, dtype=torch.int64, device=self.device)
 
     page_size = property(lambda self: self.args.page_size)
@@ -69,6 +75,7 @@ class ModelRunner:
     def run(self, step: StepInput) -> StepOutput:
         """Pool operations, forward, sampling; blocks until the results are on the host."""
         started = time.perf_counter()
+        self._settle_in_thread()
         for op in step.before:
             self.pool_op(op.kind, op.src, op.dst)
         batch = step.batch
@@ -79,6 +86,14 @@ class ModelRunner:
         sampled = self._sample(step, output.hidden)
         logprobs = [self._prompt_logprobs(step, r, output.hidden) for r in range(len(step.requests))]
         return StepOutput(sampled=sampled, prompt_logprobs=logprobs, forward_seconds=time.perf_counter() - started)
+
+    def _settle_in_thread(self) -> None:
+        """torch's thread count belongs to the calling thread, so it is set where the forwards run, once."""
+        if self._thread == threading.get_ident():
+            return
+        self._thread = threading.get_ident()
+        if self.config.hidden_size < SMALL_HIDDEN_SIZE and "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(1)
 
     def pool_op(self, kind: str, src: int, dst: int) -> None:
         """copy_page, copy_slot or reset_slot."""
