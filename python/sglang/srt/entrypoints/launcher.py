@@ -174,7 +174,7 @@ def check_vocabulary(tokenizer: Tokenizer, model: ModelInfo) -> None:
 def child_environment() -> dict[str, str]:
     """This process's environment, with what CPU libraries must find before torch is imported, and a way to this package."""
     environment = dict(os.environ)
-    set_cpu_environment(environment, num_threads=len(os.sched_getaffinity(0)))
+    set_cpu_environment(environment)  # the number of threads is the model runner's decision
     source = str(Path(sglang.__file__).parent.parent)
     paths = [source, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
