@@ -72,14 +72,18 @@ def decode_e2m1(packed: torch.Tensor) -> torch.Tensor:
 
 def encode_e2m1(values: torch.Tensor) -> torch.Tensor:
     """float32 [..., n] -> packed uint8 [..., n / 2], ties to the even code, saturating at 6."""
-    magnitude = values.abs()
-    code = torch.zeros_like(values, dtype=torch.uint8)
-    for lower, midpoint in enumerate(E2M1_MIDPOINTS):
-        # A tie goes to the even code: up when the upper neighbour's code is even.
-        above = magnitude >= midpoint if lower % 2 else magnitude > midpoint
-        code += above.to(torch.uint8)
+    code = torch.bucketize(values.abs(), _e2m1_bounds(values.device), out_int32=True).to(torch.uint8)
     code |= torch.signbit(values).to(torch.uint8) << 3
     return code[..., 0::2] | (code[..., 1::2] << 4)
+
+
+@functools.lru_cache(maxsize=8)
+def _e2m1_bounds(device: torch.device) -> torch.Tensor:
+    """A value's code is the number of bounds strictly below it. A tie goes to the even code: every other midpoint itself rounds
+    up, so its bound is the float32 just below."""
+    midpoints = torch.tensor(E2M1_MIDPOINTS)
+    below = torch.nextafter(midpoints, torch.zeros(()))
+    return torch.where(torch.arange(len(E2M1_MIDPOINTS)) % 2 == 1, below, midpoints).to(device)
 
 
 def quantize_e4m3_e8m0(values: torch.Tensor, group: int = 32) -> tuple[torch.Tensor, torch.Tensor]:
