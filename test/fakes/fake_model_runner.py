@@ -9,8 +9,8 @@ missing copy raises `WrongInput`. So a scheduler that gets through a test with t
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Callable
 
 import numpy as np
 

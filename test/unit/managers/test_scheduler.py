@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from fakes.fake_model_runner import FakeModelRunner, WrongInput
 from harness.scheduler_bench import Bench, generate
-
 from sglang.srt.errors import ConfigError
 from sglang.srt.managers.io_struct import (
     AbortReq,

@@ -14,7 +14,7 @@ at most `max_prefill_tokens` prompt rows and `max_running_requests` decode rows,
 
 from __future__ import annotations
 
-from typing import Callable, Iterable
+from collections.abc import Callable, Iterable
 
 from sglang.srt.managers.request import Req
 

@@ -21,7 +21,8 @@ from __future__ import annotations
 import logging
 import time
 from bisect import insort
-from typing import Callable, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 import msgspec
 

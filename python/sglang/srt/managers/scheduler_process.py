@@ -6,9 +6,9 @@ import logging
 import multiprocessing
 import os
 import signal
-import sys
 import time
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import zmq
 
@@ -42,7 +42,7 @@ def run_scheduler_process(args: ServerArgs, in_addr: str, out_addr: str) -> None
     Exit codes: 0 after a ShutdownReq, 2 for wrong flags or checkpoint, 1 for everything else; before the last two the HTTP
     process gets a SchedulerFailed.
     """
-    prepare_process(args)
+    prepare_process()
     context = zmq.Context(io_threads=1)
     inbox, outbox = _connect(context, zmq.PULL, in_addr), _connect(context, zmq.PUSH, out_addr)
 
@@ -164,12 +164,11 @@ def assemble(
     return scheduler, ready
 
 
-def prepare_process(args: ServerArgs) -> None:
-    """Signals, logging, and ending with the parent."""
+def prepare_process() -> None:
+    """Signals, and ending with the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the HTTP process decides what it means
-    logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s scheduler %(levelname)s %(message)s", stream=sys.stderr)
     parent = multiprocessing.parent_process()
-    end_with_parent(os.getppid() if parent is None else parent.pid)
+    end_with_parent((parent and parent.pid) or os.getppid())
 
 
 def _connect(context: zmq.Context, kind: int, address: str) -> zmq.Socket:

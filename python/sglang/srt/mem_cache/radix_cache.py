@@ -327,7 +327,9 @@ class RadixCache:
         assert len(pages) == self.held_pages, f"{len(pages)} pages in the tree, {self.held_pages} in the books"
         assert len(set(pages)) == len(pages), "a page is in the tree twice"
         assert len(self._snapshots) == sum(len(n.snapshots) for n in nodes), "snapshots are lost"
-        locked = sum(len(n.pages) for n in nodes if n.lock_count) + sum(1 for e in self._snapshots if e.lock_count and e.tail_page is not None)
+        locked = sum(len(n.pages) for n in nodes if n.lock_count) + sum(
+            1 for e in self._snapshots if e.lock_count and e.tail_page is not None
+        )
         assert locked == self._locked_pages, f"{locked} pages locked in the tree, {self._locked_pages} in the books"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import Callable
+from collections.abc import Callable
 
 from sglang.srt.model_executor.step import StepInput, StepOutput
 
@@ -58,7 +58,7 @@ class ModelThread:
         while (step := self._steps.get()) is not None:
             try:
                 self._results.put(self._run(step))
-            except BaseException as error:  # noqa: BLE001 - handed to the scheduler thread, which ends the process
+            except BaseException as error:  # handed to the scheduler thread, which ends the process
                 self._results.put(error)
 
     def _too_slow(self) -> ForwardTimeout:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable
+from collections.abc import Callable
 
 from sglang.srt.managers.io_struct import BatchOutput, Message, RequestOutput, RequestTimes, SchedulerStats
 from sglang.srt.managers.request import Req

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 from sglang.srt.errors import BadRequest, ConfigError, ContextTooLong
 from sglang.srt.managers.io_struct import GenerateReq, RequestTimes, TokenLogprobs

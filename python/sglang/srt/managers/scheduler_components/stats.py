@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Callable
+from collections.abc import Callable
 
 from sglang.srt.errors import EngineFailed
 from sglang.srt.managers.io_struct import FinishReason, SchedulerStats

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterator
+from collections.abc import Iterator
 
 from sglang.srt.errors import Overloaded
 from sglang.srt.managers.request import Req, ReqState
