@@ -42,11 +42,13 @@ class TensorLocation:
 
 @dataclass(frozen=True)
 class CheckpointFiles:
-    """Locations of all wanted tensors by canonical name (no `model.` prefix), and what else lies in the shards."""
+    """Locations by canonical name (no `model.` prefix): text and draft tensors, all of them; vision tensors, those that exist."""
 
     tensors: Mapping[str, TensorLocation]
     specs: Mapping[str, TensorSpec]
-    total_bytes: int
+    vision: Mapping[str, TensorSpec]
+    shards: tuple[Path, ...]
+    total_bytes: int  # of the shard files
 
 
 def check_checkpoint(path: Path | str, config: DeepseekV41Config) -> CheckpointFiles:
@@ -67,7 +69,13 @@ def check_checkpoint(path: Path | str, config: DeepseekV41Config) -> CheckpointF
     _refuse_strangers(found, specs.keys() | optional.keys())
     _check_tensors(specs, found, required=True)
     _check_tensors(optional, found, required=False)
-    return CheckpointFiles({name: found[name] for name in specs}, specs, sum(file.stat().st_size for file in shards))
+    return CheckpointFiles(
+        tensors={name: found[name] for name in specs},
+        specs=specs,
+        vision={name: spec for name, spec in optional.items() if name in found},
+        shards=tuple(shards),
+        total_bytes=sum(file.stat().st_size for file in shards),
+    )
 
 
 def _shards(path: Path) -> dict[Path, set[str]]:

@@ -43,6 +43,7 @@ POSITIVE = (
     "hc_mult",
     "hc_sinkhorn_iters",
 )
+GROUPED = ("hidden_size", "head_dim", "index_head_dim", "q_lora_rank", "o_lora_rank", "moe_intermediate_size")
 
 
 @dataclass(frozen=True)
@@ -120,13 +121,12 @@ def _rule(key: str, holds: Callable[[DeepseekV41Config], bool], expected: Callab
     return Rule(key, lambda c: getattr(c, key), holds, expected)
 
 
-def _positive(*keys: str) -> tuple[Rule, ...]:
-    return tuple(_rule(key, lambda c, key=key: getattr(c, key) > 0, "a positive number") for key in keys)
+def _positive(key: str) -> Rule:
+    return _rule(key, lambda c: getattr(c, key) > 0, "a positive number")
 
 
-def _grouped(*keys: str) -> tuple[Rule, ...]:
-    expected = f"a multiple of {GROUP}, the features per scale"
-    return tuple(_rule(key, lambda c, key=key: getattr(c, key) % GROUP == 0, expected) for key in keys)
+def _grouped(key: str) -> Rule:
+    return _rule(key, lambda c: getattr(c, key) % GROUP == 0, f"a multiple of {GROUP}, the features per scale")
 
 
 def _if_engram(key: str, holds: Callable[[DeepseekV41Config], bool], expected: Callable[[DeepseekV41Config], str] | str) -> Rule:
@@ -159,16 +159,16 @@ def _sources_share_ratio(c: DeepseekV41Config) -> bool:
 
 
 def _candidates_serve_their_followers(c: DeepseekV41Config) -> bool:
-    source = c.kv_source(c.candidate_source_layer_id)
-    return all(c.kv_source(i) == source for i in c.index_source_layer_ids if i > c.candidate_source_layer_id)
+    publisher = c.candidate_source_layer_id
+    return publisher is None or all(c.kv_source(i) == c.kv_source(publisher) for i in c.index_source_layer_ids if i > publisher)
 
 
 CONFIG_RULES: tuple[Rule, ...] = (
-    *_positive(*POSITIVE),
+    *map(_positive, POSITIVE),
     _rule("num_nextn_predict_layers", lambda c: c.num_nextn_predict_layers >= 0, "0 or more"),
     _rule("rms_norm_eps", lambda c: c.rms_norm_eps >= 0, "0 or more"),
     _rule("swiglu_limit", lambda c: c.swiglu_limit >= 0, "a clamp above 0, or 0 for none"),
-    *_grouped("hidden_size", "head_dim", "index_head_dim", "q_lora_rank", "o_lora_rank", "moe_intermediate_size"),
+    *map(_grouped, GROUPED),
     # Roles (model.md §1.5)
     _rule(
         "compress_ratios",

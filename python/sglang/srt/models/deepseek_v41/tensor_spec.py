@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from sglang.srt.models.deepseek_v41.config import DeepseekV41Config
@@ -22,10 +23,13 @@ class TensorSpec:
 
     @property
     def num_bytes(self) -> int:
-        size = {FP8: 1, FP4: 1, SCALE: 1, BF16: 2, F32: 4}[self.dtype]
-        for n in self.shape:
-            size *= n
-        return size
+        """Size in the file."""
+        return math.prod(self.shape) * {FP8: 1, FP4: 1, SCALE: 1, BF16: 2, F32: 4}[self.dtype]
+
+    @property
+    def num_parameters(self) -> int:
+        """Values it holds: two per byte of FP4, none in a scale."""
+        return math.prod(self.shape) * {FP4: 2, SCALE: 0}.get(self.dtype, 1)
 
 
 def tensor_specs(config: DeepseekV41Config) -> dict[str, TensorSpec]:
