@@ -87,3 +87,11 @@ def test_other_fields_are_checked(fields):
     with pytest.raises(BadRequest) as error:
         check_sequence(sequence(5, 1, **fields), LIMITS)
     assert len(error.value.message) < 300
+
+
+@pytest.mark.parametrize("name", ["json_schema", "regex", "ebnf", "structural_tag"])
+def test_grammar_is_refused_rather_than_ignored(name):
+    seq = sequence(5, 1)
+    seq.sampling = SamplingParams(**{name: "x"})
+    with pytest.raises(BadRequest, match=name):
+        check_sequence(seq, LIMITS)

@@ -12,7 +12,7 @@ import msgspec
 
 from sglang.srt.errors import BadRequest, ContextTooLong
 from sglang.srt.managers.sequence import SequenceRequest
-from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.sampling.sampling_params import SamplingParams, uses_grammar
 
 MAX_TOP_LOGPROBS = 256
 """Our own limit per position: a reply's size is positions x alternatives."""
@@ -37,6 +37,7 @@ class Limits:
 def check_sequence(seq: SequenceRequest, limits: Limits) -> SamplingParams:
     """The sampling to use, with max_new_tokens filled in. Raises BadRequest or ContextTooLong with the numbers."""
     _check_text_fields(seq)
+    _refuse_grammar(seq.sampling)
     _check_ids(seq.input_ids, limits.vocab_size, "input_ids")
     _check_logprobs(seq, limits.vocab_size)
     return msgspec.structs.replace(seq.sampling, **_fitted(len(seq.input_ids), seq.sampling, limits))
@@ -90,6 +91,13 @@ def _check_logprobs(seq: SequenceRequest, vocab_size: int) -> None:
             raise BadRequest(
                 f"token_ids_logprob allows {MAX_TOP_LOGPROBS} ids, got {len(seq.token_ids_logprob)}", param="token_ids_logprob"
             )
+
+
+def _refuse_grammar(sampling: SamplingParams) -> None:
+    """There is no grammar backend in this version; an answer that ignores the wish would look like a broken model."""
+    name = uses_grammar(sampling)
+    if name is not None:
+        raise BadRequest(f"structured output is not available in this version: leave out {name}", param=name)
 
 
 def _check_text_fields(seq: SequenceRequest) -> None:
