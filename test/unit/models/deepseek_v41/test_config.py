@@ -8,8 +8,8 @@ import re
 from typing import Any
 
 import pytest
-from random_checkpoint import PRESETS, RELEASED, build_config
 
+from random_checkpoint import PRESETS, RELEASED, build_config
 from sglang.srt.errors import ConfigError
 from sglang.srt.models.deepseek_v41.config import RopeScaling, load_config, parse_config
 from sglang.srt.models.deepseek_v41.config_rules import CONFIG_RULES, RAW_RULES, check
@@ -222,9 +222,9 @@ def test_released_roles():
     config = parse_config(build_config({**PRESETS["deep"].text, **RELEASED}, PRESETS["deep"].tokenizer))
     assert config.n_prefill == 20
     expected = {0: (0, None, None), 1: (0, None, None)}
-    expected |= {layer: (2, 2, 2) for layer in range(2, 8)}
-    expected |= {layer: (2, 8, 8) for layer in range(8, 14)}
-    expected |= {layer: (2, 14, 14) for layer in range(14, 20)}
+    expected |= dict.fromkeys(range(2, 8), (2, 2, 2))
+    expected |= dict.fromkeys(range(8, 14), (2, 8, 8))
+    expected |= dict.fromkeys(range(14, 20), (2, 14, 14))
     expected |= {layer: (1, 20, layer // 4 * 4) for layer in range(20, 40)}
     roles = config.layer_roles()
     assert {role.layer: (role.ratio, role.kv_source, role.index_source) for role in roles} == expected

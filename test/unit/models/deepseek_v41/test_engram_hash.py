@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from harness.direct import GOLDEN
-from random_checkpoint import BYTE_TOKENIZER, TOY_TOKENIZER
 from tokenizers import Tokenizer
 
+from harness.direct import GOLDEN
+from random_checkpoint import BYTE_TOKENIZER, TOY_TOKENIZER
 from sglang.srt.errors import ConfigError
 from sglang.srt.models.deepseek_v41.config import load_config
 from sglang.srt.models.deepseek_v41.engram_hash import EngramHasher, layer_multipliers, layer_primes, load_hasher, token_classes

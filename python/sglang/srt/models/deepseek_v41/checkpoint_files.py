@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -101,8 +102,8 @@ def _shards(path: Path) -> dict[Path, set[str]]:
         shards.setdefault(path / str(file_name), set()).add(canonical)
     for file in shards:
         if not file.is_file() or file.parent.resolve() != path.resolve():
-            raise ConfigError(f"{INDEX} names {file.name}, which is not in {path}")
-    return shards
+            raise ConfigError(f"{INDEX} names {os.path.relpath(file, path)}, which is not in {path}")
+    return dict(sorted(shards.items()))
 
 
 def _read_header(file: Path) -> dict[str, TensorLocation]:
@@ -113,9 +114,11 @@ def _read_header(file: Path) -> dict[str, TensorLocation]:
         if len(start) < 8 or length > min(size - 8, MAX_HEADER_BYTES):
             raise ConfigError(f"{file.name} is truncated or not safetensors: {size} bytes, header of {length} announced")
         try:
-            header: dict[str, Any] = json.loads(stream.read(length))
+            header: Any = json.loads(stream.read(length))
         except ValueError:
             raise ConfigError(f"{file.name} is not safetensors: its header is not JSON") from None
+    if not isinstance(header, dict):
+        raise ConfigError(f"{file.name} is not safetensors: its header is not a JSON object")
     header.pop("__metadata__", None)
     locations: dict[str, TensorLocation] = {}
     base = 8 + length
