@@ -18,7 +18,12 @@ from sglang.srt.errors import BadRequest
 
 TOOL = {
     "type": "function",
-    "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}, "strict": False},
+    "function": {
+        "name": "f",
+        "description": "d",
+        "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}},
+        "strict": False,
+    },
 }
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
 CHATS: list[dict[str, Any]] = [
@@ -62,7 +67,9 @@ def mutate(value: Any, rng: random.Random) -> Any:
         if kind < 0.15:
             del changed[key]
         elif kind < 0.25:
-            changed[rng.choice(["role", "type", "content", "function", "zzz", "tool_calls", "strict", "prefix", "name"])] = rng.choice(ODD_VALUES)
+            changed[rng.choice(["role", "type", "content", "function", "zzz", "tool_calls", "strict", "prefix", "name"])] = rng.choice(
+                ODD_VALUES
+            )
         else:
             changed[key] = mutate(value[key], rng)
         return changed

@@ -18,8 +18,8 @@ BASH = {"type": "function", "function": {"name": "bash", "parameters": {"type": 
 
 def bash_call(command: str) -> str:
     return (
-        "\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name=\"bash\">\n"
-        f"<｜DSML｜ parameter name=\"command\" string=\"true\">{command}</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n</｜DSML｜ calls>"
+        '\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name="bash">\n'
+        f'<｜DSML｜ parameter name="command" string="true">{command}</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n</｜DSML｜ calls>'
     )
 
 

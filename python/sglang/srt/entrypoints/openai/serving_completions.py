@@ -49,7 +49,6 @@ class CompletionServing(Serving[CompletionRequest]):
             echoes=echoes,
         )
 
-
     def _text_of(self, prompt: str | list[int], request: CompletionRequest) -> str:
         return prompt if isinstance(prompt, str) else self.tm.tokenizer.decode(prompt, request.skip_special_tokens)
 
@@ -60,9 +59,7 @@ class CompletionReply(Reply):
     def __init__(self, request: CompletionRequest, *, tokenizer: Tokenizer, echoes: list[str], **common: Any):
         """`echoes` are the prompts as text, or nothing if they are not to be repeated."""
         super().__init__(request, **common)
-        self._choices = [
-            _Choice(request, tokenizer, echoes[usage.prompt] if echoes else "") for usage in self.usages
-        ]
+        self._choices = [_Choice(request, tokenizer, echoes[usage.prompt] if echoes else "") for usage in self.usages]
 
     def _take(self, index: int, output: SequenceOutput) -> Iterator[Json]:
         piece = self._choices[index].take(output)
