@@ -91,6 +91,8 @@ class DirectRunner:
             history=[sequence.history(self.config.engram_max_ngram_size - 1) for sequence, _ in work],
             output_rows=rows,
             decoder_start=[sequence.decoder_start for sequence, _ in work],
+            window_start=[sequence.window_start for sequence, _ in work],
+            kv_start=[sequence.kv_start for sequence, _ in work],
         )
         counts = [sum(len(s.ids) + i >= s.decoder_start for i in range(len(ids))) for s, ids in work]
         hidden = self.model.forward(batch, self.state, self.kv, observe).hidden
@@ -106,11 +108,21 @@ class Sequence:
         self.runner = runner
         self.number = number
         self.decoder_start = decoder_start
+        self.window_start = 0
+        self.kv_start = 0
         self.ids: list[int] = []
         self.pages = [i * runner.num_sequences + number for i in reversed(range(runner.pages_each))]
 
     def history(self, depth: int) -> list[int]:
         return [self.ids[-1 - k] if k < len(self.ids) else NO_TOKEN for k in range(depth)]
+
+    def forget_windows(self, replay: int) -> list[int]:
+        """Keep pages, lose rings: go back `replay` tokens, which are returned for feeding again."""
+        self.kv_start, self.window_start = len(self.ids), max(0, len(self.ids) - replay)
+        replayed = self.ids[self.window_start :]
+        del self.ids[self.window_start :]
+        self.runner.state.memory[self.number] = 0x5A
+        return replayed
 
     def extend(self, ids: list[int], chunk: int = 10_000, observe: Callable | None = None) -> torch.Tensor:
         """Logits of all rows of `ids` that have outputs, fed in chunks."""

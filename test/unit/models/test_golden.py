@@ -85,3 +85,25 @@ def test_quantised_caches_agree_statistically(name):
         assert error.median().item() < 1e-2, (name, case)
         assert exact_error.median().item() > 0.3, (name, case)
         assert (logits.argmax(dim=1) == wanted.argmax(dim=1)).float().mean().item() > 0.9, (name, case)
+
+
+@pytest.mark.parametrize("name", ["nano-s1", "mini-s1"])
+def test_bounded_replay_of_the_encoder_gives_the_golden_replay(name):
+    """A prefix of which only pages survive: replay rebuilds the windows. The golden run has exact encoder windows, so the
+    replay reaches back one window per encoder layer before the rows that the decoder half keeps."""
+    golden, model = Golden(name), direct_runner(name)
+    config = model.config
+    checked = 0
+    for case in golden.cases:
+        for key in [key for key in golden.names() if key.startswith(f"{case}.replay")]:
+            keep = int(key.split(".")[1].removeprefix("replay"))
+            prompt = golden[f"{case}.prompt"].tolist()
+            sequence = model.sequence(0)
+            sequence.extend(prompt[:-1])
+            replay = keep + config.n_prefill * (config.sliding_window - 1)
+            ids = sequence.forget_windows(replay)
+            sequence.decoder_start = max(0, len(prompt) - keep)
+            logits = sequence.extend(ids + prompt[-1:], 16)[-keep:]
+            assert (logits - golden[key]).abs().max().item() < TOLERANCE, (name, case)
+            checked += 1
+    assert checked

@@ -37,6 +37,7 @@ class ForwardBatch:
     output_rows: torch.Tensor  # int64 [n_out], rows whose final hidden state is wanted, ascending
     window_start: list[int]  # [R] first position whose window latents exist (0 unless restored by bounded replay)
     decoder_start: list[int]  # [R] first position the decoder half computes (0 unless prefill truncation is on)
+    kv_start: list[int]  # [R] first position whose global KV does not exist yet; replayed rows below write none (bounded replay)
 
     @property
     def num_requests(self) -> int:
@@ -57,6 +58,7 @@ class ForwardBatch:
         output_rows: list[int] | None = None,
         window_start: list[int] | None = None,
         decoder_start: list[int] | None = None,
+        kv_start: list[int] | None = None,
         device: torch.device | str = "cpu",
     ) -> ForwardBatch:
         """From per-request lists. `output_rows` defaults to the last row of every request."""
@@ -87,4 +89,5 @@ class ForwardBatch:
             output_rows=i64(output_rows),
             window_start=window_start or [0] * num_requests,
             decoder_start=decoder_start or [0] * num_requests,
+            kv_start=kv_start or [0] * num_requests,
         )

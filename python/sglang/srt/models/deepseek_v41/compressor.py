@@ -30,7 +30,7 @@ class Compressor:
     def write(self, x: torch.Tensor, context: ForwardContext) -> None:
         """Store what the groups completed by rows x [T, d] leave behind; keep the tail of an open pair."""
         groups = context.plan.groups[self.ratio]
-        latent = self._pairs(x, context) if self.ratio > 1 else self._singles(x)
+        latent = self._pairs(x, context) if self.ratio > 1 else self._singles(x[groups.second_row])
         if latent.shape[0] == 0:
             return
         rotary = context.plan.rotary(True, groups.position)

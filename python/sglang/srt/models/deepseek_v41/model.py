@@ -138,4 +138,5 @@ def _rows_from(batch: ForwardBatch, first: list[int]) -> tuple[torch.Tensor, For
         output_rows=output_rows,
         window_start=batch.window_start,
         decoder_start=batch.decoder_start,
+        kv_start=batch.kv_start,
     )

@@ -138,7 +138,9 @@ class ForwardPlan:
         first_row, second_row, request, position = [], [], [], []
         for r, (prefix, extend) in enumerate(zip(self.batch.prefix_lens, self.batch.extend_lens)):
             start = self.row_start[r]
-            for group in range(prefix // ratio, (prefix + extend) // ratio):
+            # A replayed row rebuilds windows only: the pages below kv_start are shared, and hold the exact values.
+            missing = max(prefix, self.batch.kv_start[r])
+            for group in range(missing // ratio, (prefix + extend) // ratio):
                 first = group * ratio - prefix
                 first_row.append(start + first if first >= 0 else -1)
                 second_row.append(start + first + ratio - 1)
