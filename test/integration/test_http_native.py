@@ -285,6 +285,12 @@ def test_body_limit_holds_with_and_without_a_declared_length():
             assert reply.status_code == 413 and reply.json()["error"]["message"]
 
 
+def test_root_answers_get_and_head(worker):
+    assert HTTP.get(worker.url + "/").json()["model"] == "toy"
+    assert HTTP.head(worker.url + "/").status_code == 200
+    assert "/generate" in HTTP.get(worker.url + "/openapi.json").json()["paths"]
+
+
 def test_unknown_path_and_method(worker):
     reply = HTTP.get(worker.url + "/nothing/here")
     assert reply.status_code == 404 and reply.json() == {"detail": "Not Found"}
@@ -446,6 +452,7 @@ def test_keys():
         assert status("/generate") == 401
         assert status("/generate", authorization="Bearer two") == 401
         assert status("/generate", authorization="Bearer one") == status("/generate", **{"x-api-key": "one"}) == 200
+        assert status("/generate", authorization="Bearer") == status("/generate", authorization="one") == 401
         assert status("/abort_request", authorization="Bearer one") == 401
         assert status("/abort_request", authorization="Bearer two") == 200
         assert HTTP.post(worker.url + "/generate", json=body).json()["error"]["message"] == "Unauthorized"

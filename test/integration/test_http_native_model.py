@@ -323,7 +323,7 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.parametrize("victim", ["http", "scheduler"])
 def test_no_process_outlives_the_other(victim):
-    with serve() as (url, process):
+    with serve() as (_, process):
         scheduler = scheduler_pid(process)
         os.kill(process.pid if victim == "http" else scheduler, signal.SIGKILL)
         wait_until(lambda: not is_running(scheduler) and not is_running(process.pid))

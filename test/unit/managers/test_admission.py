@@ -72,6 +72,7 @@ def test_ids_outside_the_vocabulary_are_refused(ids):
     [
         {"rid": ""},
         {"rid": "x" * 300},
+        {"rid": "a\nb"},
         {"cache_salt": "x" * 5000},
         {"swa_restore": "maybe"},
         {"prefill_truncation": "maybe"},

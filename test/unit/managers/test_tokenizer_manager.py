@@ -198,6 +198,17 @@ def test_drain_refuses_new_sequences_and_waits_for_running_ones():
     run(test)
 
 
+@pytest.mark.parametrize("value", [10**30, "\ud800", object()])
+def test_value_that_cannot_travel_is_refused_and_leaves_nothing_behind(value):
+    async def test() -> None:
+        async with managed() as (manager, scheduler):
+            with pytest.raises(BadRequest, match="cannot be passed on"):
+                await outputs_of(manager, request(custom_params={"x": value}))
+            assert manager.num_sequences == 0 and scheduler.generate_requests() == []
+
+    run(test)
+
+
 def test_garbage_from_the_scheduler_is_a_failure_and_not_a_hang():
     async def test() -> None:
         async with managed(delay_s=0.01) as (manager, scheduler):

@@ -94,7 +94,7 @@ def _key_of(headers: Headers) -> bytes:
     """Bearer token, or the header that Anthropic's clients send."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     key = token if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-    return key.strip().encode()
+    return key.strip().encode("latin-1")  # the bytes that were sent
 
 
 def _check_headers(method: str, headers: Headers, limit: int) -> None:

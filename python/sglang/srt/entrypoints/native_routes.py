@@ -47,24 +47,29 @@ class NativeRoutes:
     def router(self) -> APIRouter:
         """All native routes."""
         router = APIRouter()
-        add = router.add_api_route
-        add("/generate", self.generate, methods=["POST", "PUT"])
-        add("/health", self.health, methods=["GET"])
-        add("/health_generate", self.health_generate, methods=["GET"])
-        add("/ready", self.ready, methods=["GET"])
-        add("/ping", self.ping, methods=["GET"])
-        for path in ("/model_info", "/get_model_info"):
-            add(path, self.model_info, methods=["GET"])
-        for path in ("/server_info", "/get_server_info"):
-            add(path, self.server_info, methods=["GET"])
-        add("/abort_request", self.abort_request, methods=["POST"])
-        add("/flush_cache", self.flush_cache, methods=["GET", "POST"])
-        for path in ("/tokenize", "/v1/tokenize"):
-            add(path, self.tokenize, methods=["POST"])
-        for path in ("/detokenize", "/v1/detokenize"):
-            add(path, self.detokenize, methods=["POST"])
+        routes = [
+            ("/", self.root, "GET HEAD"),
+            ("/generate", self.generate, "POST PUT"),
+            ("/abort_request", self.abort_request, "POST"),
+            ("/health", self.health, "GET"),
+            ("/health_generate", self.health_generate, "GET"),
+            ("/ready", self.ready, "GET"),
+            ("/ping", self.ping, "GET"),
+            ("/model_info", self.model_info, "GET"),
+            ("/get_model_info", self.model_info, "GET"),
+            ("/server_info", self.server_info, "GET"),
+            ("/get_server_info", self.server_info, "GET"),
+            ("/flush_cache", self.flush_cache, "GET POST"),
+            ("/tokenize", self.tokenize, "POST"),
+            ("/v1/tokenize", self.tokenize, "POST"),
+            ("/detokenize", self.detokenize, "POST"),
+            ("/v1/detokenize", self.detokenize, "POST"),
+        ]
         if self._manager.args.enable_metrics:
-            add("/metrics", self.metrics, methods=["GET"])
+            routes.append(("/metrics", self.metrics, "GET"))
+        for path, handler, methods in routes:
+            for method in methods.split():  # one by one: each becomes an operation of the OpenAPI description
+                router.add_api_route(path, handler, methods=[method])
         return router
 
     # -- generation --------------------------------------------------------------------------------------------------
@@ -86,6 +91,10 @@ class NativeRoutes:
         return Response()
 
     # -- state -------------------------------------------------------------------------------------------------------
+
+    async def root(self) -> Response:
+        """What this address is, for someone who opens it in a browser."""
+        return json_response({"server": f"sglang {__version__}", "model": self._manager.args.model_name, "description": "/openapi.json"})
 
     async def health(self) -> Response:
         """Liveness: this process and the scheduler live, and are not on their way out."""

@@ -103,6 +103,8 @@ def _refuse_grammar(sampling: SamplingParams) -> None:
 def _check_text_fields(seq: SequenceRequest) -> None:
     if not 0 < len(seq.rid) <= MAX_RID_CHARS:
         raise BadRequest(f"rid must have 1 to {MAX_RID_CHARS} characters, got {len(seq.rid)}", param="rid")
+    if not seq.rid.isprintable():
+        raise BadRequest("rid must not contain control characters: it is written to logs", param="rid")
     if len(seq.cache_salt) > MAX_SALT_CHARS:
         raise BadRequest(f"cache_salt may have {MAX_SALT_CHARS} characters, got {len(seq.cache_salt)}", param="cache_salt")
     for name, allowed in (("swa_restore", ("exact", "bounded")), ("prefill_truncation", ("off", "compact"))):

@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import msgspec
 import zmq
 import zmq.asyncio
 
@@ -43,8 +44,12 @@ class SchedulerLink:
 
     def send(self, message: io_struct.ToScheduler) -> None:
         """Queue a message; never waits, so an abort can be sent while a task is being cancelled."""
+        self.send_packed(io_struct.encode(message))
+
+    def send_packed(self, frame: bytes) -> None:
+        """The same for a message that was encoded before, by `pack`."""
         if self._context is not None:
-            sent = asyncio.ensure_future(self._push.send(io_struct.encode(message)))
+            sent = asyncio.ensure_future(self._push.send(frame))
             sent.add_done_callback(_retrieve)
 
     async def receive(self) -> io_struct.FromScheduler:
@@ -59,6 +64,14 @@ class SchedulerLink:
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None
+
+
+def pack(message: io_struct.ToScheduler) -> bytes:
+    """A message as a frame. Raises ValueError for a value that msgpack cannot hold, wherever in the message it is."""
+    try:
+        return io_struct.encode(message)
+    except (OverflowError, UnicodeEncodeError, RecursionError, TypeError, msgspec.MsgspecError) as error:
+        raise ValueError(str(error)) from None
 
 
 def _private_directory() -> Path:

@@ -39,7 +39,7 @@ from sglang.srt.managers.io_struct import (
 )
 from sglang.srt.managers.model_info import ModelInfo
 from sglang.srt.managers.running_sequence import RunningSequence
-from sglang.srt.managers.scheduler_link import SchedulerLink
+from sglang.srt.managers.scheduler_link import SchedulerLink, pack
 from sglang.srt.managers.sequence import SequenceOutput, SequenceRequest
 from sglang.srt.managers.tokenizer import Tokenizer
 from sglang.srt.observability.metrics import ENGINE_TYPES, FrontMetrics
@@ -178,12 +178,13 @@ class TokenizerManager:
         (contextlib.aclosing) when leaving early. `is_internal` keeps a sequence out of the metrics.
         """
         request = self._prepare(seq)
+        frame = _packed(request)
         await self._wait_for_rid(seq.rid)
         self._refuse_unless_alive(is_internal)
         running = RunningSequence(seq.rid, stream=seq.stream, metrics=None if is_internal else self.metrics)
         self._sequences[seq.rid] = running
         detokenizer = self._detokenizer(request)
-        self.link.send(request)
+        self.link.send_packed(frame)
         running.clock.dispatched = time.monotonic()
         is_over = False
         try:
@@ -335,6 +336,13 @@ class TokenizerManager:
         self._limits = Limits(self.model.vocab_size, self.context_length, ready.max_request_tokens, self.args.allow_auto_truncate)
         if self._became_ready is not None and not self._became_ready.done():
             self._became_ready.set_result(ready)
+
+
+def _packed(request: GenerateReq) -> bytes:
+    try:
+        return pack(request)
+    except ValueError as error:
+        raise BadRequest(f"the request holds a value that cannot be passed on: {error}") from None
 
 
 def _to_sequence_output(
