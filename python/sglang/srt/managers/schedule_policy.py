@@ -9,7 +9,8 @@ starves:
 
 So a prompt that is at the head of the queue, no longer than half the budget, and finds a slot and pages, is computed in the
 first step scheduled after its arrival: its first token comes within two steps, plus the one that was in flight. A step has
-at most `max_prefill_tokens` prompt rows and `max_running_requests` decode rows, whatever else is running.
+at most `max_prefill_tokens` prompt rows and `max_running_requests` decode rows, whatever else is running. What can delay it
+is memory: the queue is strict, so behind a request that waits for pages others wait too (else it would wait for ever).
 """
 
 from __future__ import annotations

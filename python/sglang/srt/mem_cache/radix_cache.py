@@ -11,7 +11,7 @@ all of it can be evicted: snapshots before the pages they stand on, least recent
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -136,18 +136,17 @@ class RadixCache:
     def _reach(self, entry: Snapshot, ids: list[int], limit: int) -> int:
         """Last position that `ids` shares with the way to a snapshot on a wholly matched node."""
         end = entry.node.end
-        return min(limit, end + _common(entry.tail_ids, ids, end))
+        return min(limit, end + _common(list(entry.tail_ids), ids, end))
 
     def _result(self, path: list[Node], num_tokens: int, full: int, entry: Snapshot | None) -> PrefixMatch:
         num_pages, rest = divmod(num_tokens, self.page_size)
-        nodes = [node for node in path if node.start < num_tokens or node.parent is None]
-        pages = [page for node in nodes for page in node.pages]
-        tail = None
-        if rest:
-            tail = pages[num_pages] if len(pages) > num_pages else entry.tail_page
+        last = entry.node if entry else next(n for n in reversed(path) if n.start < num_tokens or n is path[0])
+        pages = [page for node in path[: path.index(last) + 1] for page in node.pages]
         if entry is None:
-            return PrefixMatch(num_tokens, full, pages[:num_pages], node=nodes[-1])
-        return PrefixMatch(num_tokens, full, pages[:num_pages], tail, entry.slot, entry.num_tokens, entry.node, entry)
+            return PrefixMatch(num_tokens, full, pages[:num_pages], node=last)
+        # Deeper nodes may hold the same ids, but only the snapshot's own way is locked with it.
+        tail = None if not rest else entry.tail_page if num_tokens > last.end else pages[num_pages]
+        return PrefixMatch(num_tokens, full, pages[:num_pages], tail, entry.slot, entry.num_tokens, last, entry)
 
     # -- lock ---------------------------------------------------------------------------------------------------------
 
@@ -333,14 +332,12 @@ class RadixCache:
         assert locked == self._locked_pages, f"{locked} pages locked in the tree, {self._locked_pages} in the books"
 
 
-def _common(a, b: list[int], offset: int) -> int:
+def _common(a: Sequence[int], b: Sequence[int], offset: int) -> int:
     """Length of the common prefix of `a` and b[offset:]."""
-    count = 0
-    for x, y in zip(a, itertools.islice(b, offset, None)):
-        if x != y:
-            break
-        count += 1
-    return count
+    other = b[offset : offset + len(a)]
+    if a == other:  # compared at once: most often all of a node matches
+        return len(a)
+    return next((i for i, (x, y) in enumerate(zip(a, other)) if x != y), min(len(a), len(other)))
 
 
 def _to_root(node: Node) -> Iterator[Node]:

@@ -71,7 +71,7 @@ class RequestBuilder:
             max_new_tokens=stop.max_tokens if stop.max_tokens is not None else self._room(msg),
             sampling=self._make_sampling(msg),
             stop=stop,
-            restore=msg.swa_restore or self._args.swa_restore,
+            restore=self._choice("swa_restore", msg.swa_restore, ("exact", "bounded")),
             decoder_start=self._decoder_start(msg),
             accepted=now,
             time_limit_s=_shortest(msg.deadline_s, self._args.request_timeout_s),
@@ -97,8 +97,18 @@ class RequestBuilder:
             )
         return min(context, pool) - num_prompt
 
+    def _choice(self, name: str, asked: str | None, choices: tuple[str, str]) -> str:
+        """The server's setting, or the request's own. The second choice is approximate."""
+        if asked is None:
+            return getattr(self._args, name)
+        if asked not in choices:
+            raise BadRequest(f"{name} must be {choices[0]} or {choices[1]}, found {asked!r:.40}", param=name)
+        if asked == choices[1] and self._args.enable_deterministic_inference:
+            raise BadRequest(f"{name} {asked} is approximate, but the server runs with --enable-deterministic-inference", param=name)
+        return asked
+
     def _decoder_start(self, msg: GenerateReq) -> int:
-        if (msg.prefill_truncation or self._args.prefill_truncation) != "compact":
+        if self._choice("prefill_truncation", msg.prefill_truncation, ("off", "compact")) == "off":
             return 0
         if msg.return_logprob and msg.logprob_start_len >= 0:
             raise BadRequest(
