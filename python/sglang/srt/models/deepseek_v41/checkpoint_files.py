@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sglang.srt.errors import ConfigError
 from sglang.srt.models.deepseek_v41.config import DeepseekV41Config
@@ -30,8 +30,7 @@ FOLDED = re.compile(r"hc_\w*_norm|hc_head")
 """Norm gains that V4.1 folds into hc_*_fn, and the collapse of V4 that it does not have (model.md §2.2)."""
 
 
-@dataclass(frozen=True)
-class TensorLocation:
+class TensorLocation(NamedTuple):
     """Bytes `start`..`stop` of `file` hold the tensor."""
 
     file: Path
@@ -92,18 +91,19 @@ def _shards(path: Path) -> dict[Path, set[str]]:
         items = list(weight_map.items())
     except (ValueError, KeyError, AttributeError, TypeError) as error:
         raise ConfigError(f"{INDEX} cannot be read: {type(error).__name__}: {error}") from None
-    shards: dict[Path, set[str]] = {}
+    listed: dict[str, set[str]] = {}
     seen: dict[str, str] = {}
     for name, file_name in items:
         canonical = name.removeprefix(PREFIX)
         if canonical in seen:
             raise ConfigError(f"{INDEX} lists both {seen[canonical]} and {name}")
         seen[canonical] = name
-        shards.setdefault(path / str(file_name), set()).add(canonical)
+        listed.setdefault(str(file_name), set()).add(canonical)
+    shards = {path / file_name: names for file_name, names in sorted(listed.items())}
     for file in shards:
         if not file.is_file() or file.parent.resolve() != path.resolve():
             raise ConfigError(f"{INDEX} names {os.path.relpath(file, path)}, which is not in {path}")
-    return dict(sorted(shards.items()))
+    return shards
 
 
 def _read_header(file: Path) -> dict[str, TensorLocation]:
@@ -128,7 +128,7 @@ def _read_header(file: Path) -> dict[str, TensorLocation]:
             raise ConfigError(f"{file.name} holds {canonical} both with and without the prefix {PREFIX}")
         try:
             begin, end = entry["data_offsets"]
-            location = TensorLocation(file, base + int(begin), base + int(end), str(entry["dtype"]), tuple(int(n) for n in entry["shape"]))
+            location = TensorLocation(file, base + int(begin), base + int(end), str(entry["dtype"]), tuple(map(int, entry["shape"])))
         except (KeyError, TypeError, ValueError):
             raise ConfigError(f"{file.name}: the header entry of {name} is broken") from None
         if location.stop > size:

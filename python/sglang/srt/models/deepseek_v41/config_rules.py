@@ -61,7 +61,9 @@ def check(subject: Any, rules: Sequence[Rule]) -> None:
     for rule in rules:
         if not rule.holds(subject):
             expected = rule.expected if isinstance(rule.expected, str) else rule.expected(subject)
-            raise ConfigError(f"config.json: {rule.key} expected {expected}, found {rule.found(subject)!r}")
+            found = rule.found(subject)
+            as_written = list(found) if isinstance(found, tuple) else found
+            raise ConfigError(f"config.json: {rule.key} expected {expected}, found {as_written!r}")
 
 
 def _is(key: str, value: Any) -> Rule:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sglang.srt.models.deepseek_v41.config import DeepseekV41Config
 
@@ -12,8 +12,7 @@ TILE = 32
 """Side of the square tiles that share an FP8 scale, and length of the groups that share an FP4 scale."""
 
 
-@dataclass(frozen=True)
-class TensorSpec:
+class TensorSpec(NamedTuple):
     """`dtype` as safetensors spells it; `part` says who uses it: text, draft or vision."""
 
     name: str
