@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -47,7 +47,7 @@ class NativeRoutes:
     def router(self) -> APIRouter:
         """All native routes."""
         router = APIRouter()
-        routes = [
+        routes: list[tuple[str, Callable[..., Any], str]] = [
             ("/", self.root, "GET HEAD"),
             ("/generate", self.generate, "POST PUT"),
             ("/abort_request", self.abort_request, "POST"),
