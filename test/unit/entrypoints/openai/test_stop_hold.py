@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from sglang.srt.entrypoints.openai.recipe import ParsingPlan
 from sglang.srt.entrypoints.openai.stop_hold import StopHold
 
 
@@ -35,11 +36,8 @@ def shown(tokenizer, hold: StopHold, ids: list[int], matched, rng: random.Random
     while ids:
         size = rng.randint(1, 3)
         step, ids = ids[:size], ids[size:]
-        if ids:
-            text += tokenizer.decode(hold.take(step))
-        else:
-            released, rest = hold.finish(step, matched)
-            text += tokenizer.decode(released) + rest
+        released, rest = hold.take(step) if ids else hold.finish(step, matched)
+        text += tokenizer.decode(released) + rest
         steps.append(text)
     return text, steps
 
@@ -61,13 +59,13 @@ def test_text_before_the_stop_is_complete_and_nothing_of_it_leaks(tokenizer, see
 def test_without_stop_strings_nothing_waits(tokenizer) -> None:
     hold = StopHold(tokenizer, [])
     ids = tokenizer.encode("one two")
-    assert [hold.take([token]) for token in ids] == [[token] for token in ids]
+    assert [hold.take([token]) for token in ids] == [([token], "") for token in ids]
 
 
 def test_a_beginning_that_turns_out_otherwise_is_shown(tokenizer) -> None:
     ids = [token for char in "foul" for token in tokenizer.encode(char)]
     hold = StopHold(tokenizer, ["four"])
-    assert [len(hold.take([token])) for token in ids] == [0, 0, 0, 4]
+    assert [len(hold.take([token])[0]) for token in ids] == [0, 0, 0, 4]
 
 
 @pytest.mark.parametrize("keep", [False, True])
@@ -79,7 +77,7 @@ def test_a_stop_id_is_cut_unless_kept(tokenizer, keep: bool) -> None:
 
 def test_hidden_ids_are_dropped_and_do_not_split_a_stop_string(tokenizer) -> None:
     hold = StopHold(tokenizer, ["ab"], hidden={1})
-    assert hold.take([*tokenizer.encode("a"), 1]) == []
+    assert hold.take([*tokenizer.encode("a"), 1]) == ([], "")
     assert hold.finish(tokenizer.encode("b"), "ab") == ([], "")
     assert StopHold(tokenizer, [], hidden={1}).finish([*tokenizer.encode("a"), 1], 1) == (tokenizer.encode("a"), "")
 
@@ -94,3 +92,30 @@ def test_an_occurrence_that_came_too_early_to_count_stays(tokenizer) -> None:
     hold = StopHold(tokenizer, ["END"])
     ids, rest = hold.finish([token for word in ("END", "x", "END") for token in tokenizer.encode(word)], "END")
     assert tokenizer.decode(ids) + rest == "ENDx"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_bytes_that_form_no_character_neither_vanish_nor_wait_for_ever(tokenizer, recipe, seed: int) -> None:
+    rng = random.Random(seed)
+    of_byte = {tokenizer.token_bytes(token): token for token in range(3, 259)}
+    broken = [of_byte[bytes([byte])] for byte in (0x80, 0x80, 0xBF, 0xF0, 0x9F, 0xC3, 0xED, 0xFF)]
+    words = [tokenizer.encode(text) for text in ("a", "\ufffd", "é", "🙂", " b")]
+    ids = tokenizer.encode("x")
+    for _ in range(40):
+        ids += rng.choice(words) if rng.random() < 0.4 else [rng.choice(broken)]
+    ids += [of_byte[b"\x80"]] * rng.randint(0, 60)
+    expected = tokenizer.decode(ids)
+
+    def parsed(size: int) -> tuple[str, int]:
+        hold, parser, text, waiting = StopHold(tokenizer, ["END"]), recipe.new_parser(ParsingPlan()), "", 0
+        for start in range(0, len(ids), size):
+            step, is_last = ids[start : start + size], start + size >= len(ids)
+            shown, rest = hold.finish(step, None) if is_last else hold.take(step)
+            text += parser.push_ids(shown).content + parser.push_text(rest).content
+            waiting = max(waiting, len(hold._ids))
+        return text + parser.finish("length").content, waiting
+
+    whole, _ = parsed(len(ids))
+    pieces, waiting = parsed(1)
+    assert whole == pieces == expected
+    assert waiting < 30

@@ -212,11 +212,14 @@ class _Choice:
         return self._calls[index]["id"]
 
     def _parse(self, output: SequenceOutput) -> OutputDelta:
-        if output.finish is None:
-            return self._parser.push_ids(self._hold.take(output.new_ids))
         self._finish = output.finish
-        ids, rest = self._hold.finish(output.new_ids, output.finish.matched)
-        parts = [self._parser.push_ids(ids), self._parser.push_text(rest), self._parser.finish(output.finish.type)]
+        if output.finish is None:
+            ids, text = self._hold.take(output.new_ids)
+        else:
+            ids, text = self._hold.finish(output.new_ids, output.finish.matched)
+        parts = [self._parser.push_ids(ids), self._parser.push_text(text)]
+        if output.finish is not None:
+            parts.append(self._parser.finish(output.finish.type))
         return OutputDelta(
             reasoning="".join(part.reasoning for part in parts),
             content="".join(part.content for part in parts),
