@@ -27,6 +27,7 @@ from sglang.srt.managers.stop_checker import StopChecker
 from sglang.srt.managers.tokenizer import Tokenizer
 from sglang.srt.mem_cache.allocator import PagePool
 from sglang.srt.mem_cache.radix_cache import RadixCache
+from sglang.srt.observability.progress import StartupProgress
 from sglang.srt.sampling.sampling_state import SamplingState
 from sglang.srt.server_args import ServerArgs
 
@@ -86,11 +87,21 @@ def load(args: ServerArgs, inbox: MessageSource, send: Callable[[Message], None]
 
     tokenizer = Tokenizer.load(args.resolved_tokenizer_path, args.model_path)
     started = time.perf_counter()
-    runner = ModelRunner(args, progress=lambda stage, share: logger.debug("%s: %.0f %%", stage, 100 * share))
+    progress = StartupProgress()
+    try:
+        runner = ModelRunner(args, progress=progress)
+    finally:
+        progress.close()
     logger.info("model loaded in %.1f s", time.perf_counter() - started)
-    for row in runner.memory_table():
-        logger.info("memory: %s", ", ".join(f"{key} {value}" for key, value in row.items()))
+    logger.info("memory\n%s", as_table(runner.memory_table()))
     return assemble(args, runner, tokenizer.eos_ids, tokenizer, inbox, send)
+
+
+def as_table(rows: list[dict[str, Any]]) -> str:
+    """Rows with equal keys as aligned lines under a heading, for the log."""
+    cells = [list(rows[0]), *[[f"{v:,}" if isinstance(v, int) else str(v) for v in row.values()] for row in rows]]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    return "\n".join("  " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in cells)
 
 
 def assemble(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from sglang.srt.kernels.cache_view import CacheView, EntryFormat, index_format, latent_format
+from sglang.srt.mem_cache.memory import zeroed_memory
 from sglang.srt.models.deepseek_v41.config import DeepseekV41Config
 
 
@@ -22,7 +23,7 @@ class GlobalKVPool:
         self.index_format: EntryFormat = index_format(config.index_head_dim, cache_dtype)
         entries = {layer: page_size // config.layer_ratio(layer) for layer in config.kv_source_layer_ids}
         self.page_bytes = _aligned(sum(n * (self.latent_format.entry_bytes + self.index_format.entry_bytes) for n in entries.values()))
-        self.memory = torch.zeros(num_pages, self.page_bytes, dtype=torch.uint8, device=device)
+        self.memory = zeroed_memory(num_pages, self.page_bytes, device)
         self.latents: dict[int, CacheView] = {}
         self.index_keys: dict[int, CacheView] = {}
         offset = 0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 
 from sglang.srt.kernels.cache_view import CacheView, EntryFormat, window_format
+from sglang.srt.mem_cache.memory import zeroed_memory
 from sglang.srt.models.deepseek_v41.config import DeepseekV41Config
 
 
@@ -32,7 +33,7 @@ class StatePool:
         self.tail_ring = tail_ring(config)
         self.window_format: EntryFormat = window_format(config.head_dim, cache_dtype)
         windows, tails, self.slot_bytes = _layout(config, cache_dtype)
-        self.memory = torch.zeros(num_slots, self.slot_bytes, dtype=torch.uint8, device=device)
+        self.memory = zeroed_memory(num_slots, self.slot_bytes, device)
         self.window = [CacheView.over(self.memory[:, start:stop], self.window_ring, self.window_format) for start, stop in windows]
         self.tail = {
             layer: self.memory[:, start:stop].view(torch.float32).unflatten(1, (self.tail_ring, 2, config.head_dim))

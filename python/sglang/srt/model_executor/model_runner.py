@@ -49,8 +49,9 @@ class ModelRunner:
         path = Path(args.model_path)
         self.config = load_config(path, args.model_override)
         numerics = Numerics.from_flags(args.dtype, args.activation_quant)
-        weights = load_weights(path, self.config, device=self.device, progress=progress)
+        # The hasher first: a tokenizer that does not belong to the checkpoint is refused before anything is read.
         hasher = load_hasher(self.config, Path(args.resolved_tokenizer_path)) if self.config.engram_layer_ids else None
+        weights = load_weights(path, self.config, device=self.device, progress=progress)
         self.model = DeepseekV41Model(self.config, weights, load_kernels(args.kernel_backend), numerics, hasher)
         self.plan: MemoryPlan = plan_memory(args, self.config, self.device)
         self.kv = GlobalKVPool(self.config, self.plan.num_pages, args.page_size, args.kv_cache_dtype, self.device)
