@@ -1,133 +1,154 @@
-"""Same tokens, whatever happens: ids and logprobs of real engines against one oracle, bit for bit.
+"""Same tokens, same logprobs, bit for bit, whatever the scheduler does with a request.
 
-The oracle serves every request alone, cold, unchunked, without overlap. Each engine below differs in some way that must not
-matter, and each state of its cache too. Later mechanisms add an axis to AXES.
+The oracle is one request alone in a cold server with whole prompts and the plain loop. Every other way of serving it must
+give equal ids and equal logprobs. To extend the suite by an axis, add a field to `Way` and a value to `WAYS`.
 """
 
 from __future__ import annotations
 
-import random
-from typing import Any
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
-import sglang
-from harness.direct import GOLDEN
+import torch
 
-CHECKPOINT = str(GOLDEN / "nano-s1" / "checkpoint")
-VOCAB = 512
-NEW_TOKENS = 20
-SOME = (1, 2, 3, 6)
-"""Requests that also run alone: greedy and seeded, with penalties, with prompt logprobs, short and chunked."""
-LENGTHS = (37, 52, 33, 48, 41, 57, 200, 330)
-ROOMY, TIGHT = 1536, 384
-"""Tokens in the pool: all eight requests at once, or so few that some must be retracted."""
+from harness.scheduler_bench import Bench
+from sglang.srt.managers.request import ReqState
+from sglang.srt.model_executor.model_runner import ModelRunner
+from sglang.srt.server_args import ServerArgs
 
-BASE = {"model_path": CHECKPOINT, "page_size": 8, "max_running_requests": 8, "max_snapshots": 24, "snapshot_interval": 32}
-GREEDY = {"temperature": 0.0}
-SEEDED = {"temperature": 0.8, "top_p": 0.9}
+CHECKPOINT = Path(__file__).parents[1] / "golden" / "nano-s1" / "checkpoint"
+NUM_PAGES, PAGE = 96, 16
+COUNT = 8  # tokens per request
 
-AXES = [
-    pytest.param({"chunked_prefill_size": chunk, "disable_overlap_schedule": not overlap, "max_total_tokens": pool}, id=name)
-    for chunk in (16, 64, 128, 1000, -1)
-    for overlap in (True, False)
-    for pool in (ROOMY, TIGHT)
-    for name in [f"chunk{'-off' if chunk < 0 else chunk}-{'overlap' if overlap else 'plain'}-{'tight' if pool == TIGHT else 'roomy'}"]
+
+@dataclass(frozen=True)
+class Way:
+    """One way to serve the requests."""
+
+    overlap: bool
+    together: bool
+    retracted: bool
+    cache: str  # cold, warm (the prompts were served before), evicted (and then other prompts took their pages)
+    chunk: int
+
+    def __str__(self) -> str:
+        return "-".join(
+            [
+                f"chunk{self.chunk}",
+                self.cache,
+                "overlap" if self.overlap else "plain",
+                "eight" if self.together else "alone",
+                "retracted" if self.retracted else "kept",
+            ]
+        )
+
+
+WAYS = [
+    pytest.param(way, id=str(way), marks=() if number % 4 == 0 else pytest.mark.slow)  # a quarter has every pair of values
+    for number, way in enumerate(
+        Way(*values)
+        for values in itertools.product((True, False), (True, False), (True, False), ("cold", "warm", "evicted"), (16, 64, 128, 1000, -1))
+    )
 ]
 
 
-def requests() -> list[dict[str, Any]]:
-    """Eight requests: greedy and seeded by turns, some with penalties, all with logprobs, two with prompt logprobs."""
-    rng = random.Random(7)
-    shared = rng.choices(range(3, VOCAB), k=20)
-    wanted = []
-    for i, length in enumerate(LENGTHS):
-        ids = (shared if i % 2 else rng.choices(range(3, VOCAB), k=20)) + rng.choices(range(3, VOCAB), k=length - 20)
-        sampling = {**(SEEDED if i % 3 else GREEDY), "sampling_seed": i, "max_new_tokens": NEW_TOKENS, "ignore_eos": True}
-        if i % 4 == 1:
-            sampling |= {"frequency_penalty": 0.5, "presence_penalty": 0.2}
-        wanted.append({"input_ids": ids, "sampling_params": sampling, "logprob_start_len": 0 if i in (2, 6) else -1})
-    return wanted
+def prompts() -> list[list[int]]:
+    """Eight of 5 to 96 ids, six with a common head of 40."""
+    generator = torch.Generator().manual_seed(7)
+
+    def ids(count: int) -> list[int]:
+        return torch.randint(3, 200, (count,), generator=generator).tolist()
+
+    head = ids(40)
+    return [ids(5), ids(96), *([*head, *ids(n)] for n in (1, 9, 17, 30, 45, 56))]
 
 
-def facts(result: dict[str, Any]) -> tuple[Any, ...]:
-    """What must be identical."""
-    meta = result["meta_info"]
-    pairs = [entry[:2] for entry in meta["output_token_logprobs"]]
-    top = [[entry[:2] for entry in position] for position in meta["output_top_logprobs"]]
-    prompt = [entry[:2] for entry in meta.get("input_token_logprobs") or []]
-    return result["output_ids"], pairs, top, prompt
-
-
-def alone(engine: sglang.Engine, numbers: tuple[int, ...] = tuple(range(len(LENGTHS)))) -> dict[int, dict[str, Any]]:
-    """Results by request number, one request at a time."""
-    wanted = requests()
-    return {i: engine.generate(**wanted[i], return_logprob=True, top_logprobs_num=2) for i in numbers}
-
-
-def together(engine: sglang.Engine) -> dict[int, dict[str, Any]]:
-    """All eight in one call, so that they run at once."""
-    wanted = requests()
-    results = engine.generate(
-        input_ids=[request["input_ids"] for request in wanted],
-        sampling_params=[request["sampling_params"] for request in wanted],
-        logprob_start_len=[request["logprob_start_len"] for request in wanted],
-        return_logprob=True,
-        top_logprobs_num=2,
-    )
-    return dict(enumerate(results))
-
-
-def evict(engine: sglang.Engine) -> None:
-    """Other prompts, enough of them to push everything older out of the pool."""
-    rng = random.Random(99)
-    for _ in range(ROOMY // 340 + 1):
-        engine.generate(input_ids=rng.choices(range(3, VOCAB), k=340), sampling_params={"max_new_tokens": 1})
+PROMPTS = prompts()
+SAMPLINGS = [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.9}]
 
 
 @pytest.fixture(scope="module")
-def oracle() -> dict[int, tuple[Any, ...]]:
-    with sglang.Engine(
-        **BASE, chunked_prefill_size=-1, disable_overlap_schedule=True, disable_radix_cache=True, max_total_tokens=ROOMY
-    ) as engine:
-        results = alone(engine)
-    assert all(result["meta_info"]["cached_tokens"] == 0 for result in results.values())
-    assert len({tuple(result["output_ids"]) for result in results.values()}) == len(results)
-    return {number: facts(result) for number, result in results.items()}
+def runner() -> ModelRunner:
+    args = ServerArgs(
+        model_path=str(CHECKPOINT), max_total_tokens=NUM_PAGES * PAGE, page_size=PAGE, max_running_requests=8, max_snapshots=24
+    )
+    return ModelRunner(args)
 
 
-@pytest.mark.parametrize("axis", AXES)
-def test_ids_and_logprobs_are_the_oracles(oracle, axis):
-    with sglang.Engine(**BASE, **axis) as engine:
-        runs = {"alone, cold": alone(engine, SOME)}
-        runs["together, warm"] = together(engine)
-        runs["alone, warm"] = alone(engine, SOME)
-        evict(engine)
-        runs["together, after eviction"] = together(engine)
-        assert engine.flush_cache(timeout_s=10.0)
-        runs["together, cold"] = together(engine)
-        stats = engine.get_server_info()["internal_states"][0]["stats"]
-    for name, results in runs.items():
-        for number, result in results.items():
-            assert facts(result) == oracle[number], (name, number)
-    # Otherwise the runs above prove nothing.
-    assert any(result["meta_info"]["cached_tokens"] for result in runs["alone, warm"].values())
-    if axis["max_total_tokens"] == TIGHT:
-        assert stats["num_retracted_reqs"] > 0
-    assert stats["books_balanced"]
+def serve(runner: ModelRunner, way: Way, numbers: list[int]) -> list[tuple]:
+    """The outcomes of the numbered prompts, served one after another or together."""
+    bench = Bench(runner, overlap=way.overlap, chunked_prefill_size=way.chunk, snapshot_interval=32)
+    try:
+        if way.cache != "cold":
+            submit_all(bench, numbers)
+            bench.run()
+        if way.cache == "evicted":
+            for first in range(8):  # together they need the whole pool
+                bench.submit([first + 3] * 190, 1)
+            bench.run()
+        rids = []
+        for group in [numbers] if way.together else [[number] for number in numbers]:
+            rids += submit_all(bench, group)
+            if way.retracted:
+                retract_all(bench, after_turns=3)
+                retract_all(bench, after_turns=4)
+            bench.run()
+        stats = bench.scheduler.current_stats()
+        assert (stats.num_retracted_reqs > 0) == way.retracted
+        assert stats.books_balanced
+        bench.check_books()
+        return [outcome(bench, rid) for rid in rids]
+    finally:
+        bench.close()
 
 
-RELEASE = {"dtype": "bfloat16", "kv_cache_dtype": "auto", "activation_quant": "auto"}
-EXACT = {"dtype": "float32", "kv_cache_dtype": "float32", "activation_quant": "off"}
+def submit_all(bench: Bench, numbers: list[int]) -> list[str]:
+    rids = []
+    for number in numbers:
+        params = {"max_new_tokens": COUNT, "sampling_seed": number, "ignore_eos": True, **SAMPLINGS[number % 2]}
+        start = len(PROMPTS[number]) - 4
+        rids.append(bench.submit(PROMPTS[number], params=params, return_logprob=True, top_logprobs_num=2, logprob_start_len=start))
+    return rids
 
 
-@pytest.mark.parametrize("numerics", [RELEASE, EXACT], ids=["release", "exact"])
-@pytest.mark.parametrize("checkpoint", ["mini-s1", "deep-s1"])
-def test_every_architecture_and_precision(checkpoint, numerics):
-    """One cold lonely run and one warm crowded one, on the checkpoints with all mechanisms."""
-    base = {**BASE, **numerics, "model_path": str(GOLDEN / checkpoint / "checkpoint"), "max_total_tokens": ROOMY}
-    with sglang.Engine(**base, chunked_prefill_size=-1, disable_overlap_schedule=True, disable_radix_cache=True) as engine:
-        wanted = {number: facts(result) for number, result in alone(engine, SOME).items()}
-    with sglang.Engine(**base, chunked_prefill_size=24) as engine:
-        together(engine)
-        results = together(engine)
-    assert {number: facts(results[number]) for number in SOME} == wanted
+def retract_all(bench: Bench, after_turns: int) -> None:
+    """Take all memory away in the middle of the work, and from the tree too: nothing is left to resume from."""
+    for _ in range(after_turns):
+        bench.turn()
+    for req in list(bench.scheduler.resident):
+        if req.state is ReqState.RUNNING:
+            bench.scheduler.retract(req)
+    bench.scheduler.keeper.tree.evict_pages(NUM_PAGES)
+
+
+def outcome(bench: Bench, rid: str) -> tuple:
+    """(ids, output logprobs, best ids, prompt logprobs)."""
+    result = bench.results[rid]
+    assert result.finish.type == "length"
+    parts = [output.output_logprobs for output in result.outputs]
+    return (
+        result.ids,
+        [value for part in parts for value in part.logprobs],
+        [value for part in parts for value in part.top],
+        result.input_logprobs.logprobs,
+    )
+
+
+@pytest.fixture(scope="module")
+def oracle(runner) -> list[tuple]:
+    way = Way(overlap=False, together=False, retracted=False, cache="cold", chunk=-1)
+    return [serve(runner, way, [number])[0] for number in range(len(PROMPTS))]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_way_a_request_is_served_does_not_change_a_bit(runner, oracle, way):
+    numbers = list(range(len(PROMPTS))) if way.together else [1, 6]
+    assert serve(runner, way, numbers) == [oracle[number] for number in numbers]
+
+
+def test_the_oracle_is_worth_comparing_with(oracle):
+    """Different prompts give different tokens, and not the same token over and over."""
+    assert len({tuple(ids) for ids, *_ in oracle}) == len(PROMPTS)
+    assert max(len(set(ids)) for ids, *_ in oracle) > COUNT // 2
