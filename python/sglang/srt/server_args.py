@@ -148,7 +148,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(lambda a: a.max_prefill_tokens < 1, lambda a: f"--max-prefill-tokens must be positive, found {a.max_prefill_tokens}"),
     Rule(lambda a: not 0 <= a.port <= 65535, lambda a: f"--port must be in 0..65535, found {a.port}"),
-    Rule(lambda a: "" in (a.api_key, a.admin_api_key), lambda a: "--api-key and --admin-api-key must not be empty: an empty key would protect nothing"),
+    Rule(
+        lambda a: "" in (a.api_key, a.admin_api_key),
+        lambda a: "--api-key and --admin-api-key must not be empty: an empty key would protect nothing",
+    ),
     Rule(lambda a: a.max_body_bytes < 1, lambda a: f"--max-body-bytes must be positive, found {a.max_body_bytes}"),
     Rule(lambda a: a.snapshot_interval < 0, lambda a: f"--snapshot-interval must not be negative, found {a.snapshot_interval}"),
     Rule(
