@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from sglang.srt.layers.sampler import LOGPROB_FLOOR, SampledToken, Sampler
 from sglang.srt.sampling.sampling_params import parse_sampling_params
 from sglang.srt.sampling.sampling_state import SamplingState

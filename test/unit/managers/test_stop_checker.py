@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
-import sglang
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import sglang
 from sglang.srt.managers.io_struct import FinishReason
 from sglang.srt.managers.stop_checker import REGEX_WINDOW, StopChecker
 from sglang.srt.managers.tokenizer import BYTE_OF_CHAR, Tokenizer

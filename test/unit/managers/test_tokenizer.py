@@ -5,9 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-import sglang
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import sglang
 from sglang.srt.errors import ConfigError
 from sglang.srt.managers.tokenizer import BYTE_OF_CHAR, Tokenizer
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+
 from sglang.srt.sampling.keyed_noise import gumbel_noise, noise_bits
 
 VECTORS = [

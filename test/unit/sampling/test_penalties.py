@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from sglang.srt.sampling.penalties import Penalties
 from sglang.srt.sampling.sampling_params import SamplingParams
 

@@ -4,6 +4,7 @@ import json
 
 import msgspec
 import pytest
+
 from sglang.srt.errors import BadRequest
 from sglang.srt.sampling.sampling_params import _PARSERS, SamplingParams, compile_stop_regex, normalize, parse_sampling_params, uses_grammar
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.sampling.sampling_state import SamplingState
 

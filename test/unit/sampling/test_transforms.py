@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from sglang.srt.sampling.keyed_noise import gumbel_noise
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.sampling.sampling_state import SamplingState

@@ -322,7 +322,7 @@ _PARSERS: dict[str, Parser] = {
     "no_stop_trim": _boolean,
     "n": _integer(1, MAX_N),
     "sampling_seed": _integer(-(2**63), 2**63 - 1),
-    **{name: _text for name in GRAMMAR_FIELDS},
+    **dict.fromkeys(GRAMMAR_FIELDS, _text),
     "stream_interval": _integer(1),
     "custom_params": _object,
 }
