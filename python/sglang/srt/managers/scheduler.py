@@ -241,6 +241,7 @@ class Scheduler:
                 self.add_rows(step, req, budget, is_continuing=True)
         if prompts:
             self.admit(step, budget)
+        assert step.rows or not step.ops, "operations without a step to carry them"
         return step if step.rows else None
 
     def add_rows(self, step: Step, req: Req, budget: PrefillBudget, *, is_continuing: bool) -> None:

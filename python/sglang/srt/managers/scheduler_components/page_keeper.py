@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from sglang.srt.managers.request import Req
 from sglang.srt.managers.scheduler_components.step_plan import Snapshot, Step
+from sglang.srt.mem_cache import books
 from sglang.srt.mem_cache.allocator import PagePool
 from sglang.srt.mem_cache.radix_cache import InsertResult, PrefixMatch, RadixCache
 from sglang.srt.model_executor.step import PoolOp
@@ -71,6 +72,7 @@ class PageKeeper:
         # A replayed window starts from nothing, as a fresh request does.
         restored = match.snapshot is not None and not replayed
         ops.append(PoolOp("copy_slot", match.snapshot, slot) if restored else PoolOp("reset_slot", slot, slot))
+        self.tree.unlock_state(match)  # whoever gets that slot or page next writes it behind these operations
         return Attachment(ops, match.full_match_tokens)
 
     def _match(self, req: Req) -> tuple[PrefixMatch, int, int]:
@@ -178,23 +180,9 @@ class PageKeeper:
     # -- books --------------------------------------------------------------------------------------------------------
 
     def pool_table(self) -> dict[str, dict[str, int]]:
-        """Pool name -> total, free, evictable, held (by running requests, or locked)."""
-        table = {}
-        for name, pool, evictable in (
-            ("pages", self.pages, self.tree.evictable_pages),
-            ("slots", self.slots, self.tree.evictable_snapshots),
-        ):
-            held = pool.total - pool.free_count - evictable
-            table[name] = {"total": pool.total, "free": pool.free_count, "evictable": evictable, "held": held}
-        return table
+        """Pool name -> total, free, evictable, held."""
+        return books.pool_table(self.pages, self.slots, self.tree)
 
     def books_problem(self) -> str | None:
         """While nothing runs: why the books do not balance, or None."""
-        lost = {name: row["held"] for name, row in self.pool_table().items() if row["held"]}
-        if lost:
-            return f"held although nothing runs: {lost}"
-        try:
-            self.tree.check()
-        except AssertionError as error:
-            return str(error)
-        return None
+        return books.idle_problem(self.pages, self.slots, self.tree)

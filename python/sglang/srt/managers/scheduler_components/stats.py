@@ -93,6 +93,8 @@ class StatsKeeper:
             extra={
                 "snapshot_capacity": float(keeper.tree.max_snapshots),
                 "snapshots_held": float(keeper.tree.held_snapshots),
+                "evicted_pages": float(keeper.tree.num_evicted_pages),
+                "evicted_snapshots": float(keeper.tree.num_evicted_snapshots),
                 "num_finished_reqs": float(self.num_finished),
                 "generated_tokens": float(self.generated_tokens),
             },
