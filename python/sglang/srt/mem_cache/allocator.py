@@ -17,6 +17,9 @@ class PagePool:
     def free_count(self) -> int:
         return len(self._free)
 
+    def is_allocated(self, i: int) -> bool:
+        return not self._is_free[i]
+
     def alloc(self, count: int) -> list[int] | None:
         """`count` ids, or None, and nothing taken, if there are not so many."""
         if count > len(self._free):

@@ -194,6 +194,7 @@ class RadixCache:
             node.lock_count -= 1
             node.last_used = now
             self._locked_pages -= len(node.pages) if node.lock_count == 0 else 0
+            self._forget_empty_root(node)
         self._offer_leaf(match.node)
 
     def _count_locked(self, entry: Snapshot, change: int) -> None:
@@ -207,7 +208,8 @@ class RadixCache:
 
         `pages` covers them. A last, partial page is taken only with a snapshot that stands on it: a request that ends gives its
         own, one that goes on a copy. A page that the tree owns already (the same id at the same place) is no duplicate. A
-        request that goes on must lock what it gave, with a `bounded` match, and use the pages of that.
+        request that goes on must lock what it gave, with a `bounded` match, and use the pages of that. The snapshot may be
+        evicted at once, if there are `max_snapshots` that are worth more.
         """
         if self._disabled:
             return InsertResult(list(pages), [] if snapshot is None else [snapshot])
@@ -251,7 +253,7 @@ class RadixCache:
         existing = node.snapshots.get(tail_ids)
         if existing is not None:
             existing.last_used = next(self._clock)
-        if existing is not None or (self.held_snapshots >= self.max_snapshots and not self.evict_snapshots(1)):
+        if existing is not None or self.max_snapshots == 0:
             rejected.pages += tail
             rejected.slots.append(slot)
             return
@@ -264,6 +266,8 @@ class RadixCache:
         self.held_snapshots += 1
         self.held_pages += len(tail)
         self._offer(entry)
+        # Only now, since the new one may be the least useful: redundant, or the only one that is not locked.
+        self.evict_snapshots(self.held_snapshots - self.max_snapshots)
 
     # -- relations of snapshots ---------------------------------------------------------------------------------------
 
@@ -360,8 +364,18 @@ class RadixCache:
         freed = 0
         while freed < count and (leaf := self._leaves.pop()) is not None:
             freed += self._evict_from(leaf, count - freed)
+        return freed if freed >= count or not self.evictable_pages else freed + self._evict_tails(count - freed)
+
+    def _evict_tails(self, count: int) -> int:
+        """Evict snapshots on locked nodes for their tail pages; those without one stay."""
+        freed, spared = 0, []
         while freed < count and self.evictable_pages and (entry := self._idle.pop()) is not None:
-            freed += self._evict(entry)
+            if entry.tail_page is None:
+                spared.append(entry)
+            else:
+                freed += self._evict(entry)
+        for entry in spared:
+            self._offer(entry)
         return freed
 
     def _evict_from(self, leaf: Node, count: int) -> int:
@@ -445,6 +459,8 @@ class RadixCache:
         assert not _is_evictable_leaf(node) or node in self._leaves, f"{where}: will never be evicted"
         for entry in node.snapshots.values():
             assert not _is_evictable(entry) or entry in self._idle, f"{where}: a snapshot will never be evicted"
+            redundant = _is_evictable(entry) and entry.is_redundant
+            assert not redundant or entry in self._redundant, f"{where}: a snapshot will be evicted too late"
             assert entry in self._siblings(entry.above, node.salt), f"{where}: a snapshot has lost the one above"
             for boundary, behind in entry.resumes:
                 assert entry in node.holding(boundary).resumes[boundary][behind], f"{where}: a snapshot cannot be found"
