@@ -114,7 +114,7 @@ class FakeModelRunner:
             rows = slice(first, first + count)
             _require(positions[rows].tolist() == list(range(start, start + count)), f"request {r}: wrong positions")
             known = self._resolve(ids[rows].copy(), slots[r], start + count - 1)
-            hashes.append(self._extend(slots[r], tables[r], start, known, histories[r], batch.window_start[r]))
+            hashes.append(self._extend(slots[r], tables[r], start, known, histories[r], batch.window_start[r], batch.kv_start[r]))
             first += count
         _require(batch.output_rows.tolist() == _expected_output_rows(step), "wrong output rows")
         sampled = [self._sample(request, hashes[r], slots[r]) for r, request in enumerate(step.requests)]
@@ -130,7 +130,9 @@ class FakeModelRunner:
         _require(bool((ids >= 0).all()), "a token is unknown that is not the last one")
         return ids
 
-    def _extend(self, slot: int, table: np.ndarray, start: int, ids: np.ndarray, history: list[int], window_start: int) -> np.ndarray:
+    def _extend(
+        self, slot: int, table: np.ndarray, start: int, ids: np.ndarray, history: list[int], window_start: int, kv_start: int
+    ) -> np.ndarray:
         """Check what lies before `start`, write the new rows; returns their prefix hashes."""
         before = self._read(table, 0, start)
         expected = prefix_hashes(self._read(table, 0, start, self.page_id))
@@ -144,8 +146,11 @@ class FakeModelRunner:
         _require(np.array_equal(self.ring_hash[slot, window % self.ring], before[low:]), f"slot {slot}: window of another prefix")
         hashes = prefix_hashes(ids, start, before[-1] if start else 0)
         where = np.arange(start, start + len(ids))
-        pages, cells = table[where // self.page_size], where % self.page_size
-        self.page_position[pages, cells], self.page_hash[pages, cells], self.page_id[pages, cells] = where, hashes, ids
+        new = where >= kv_start
+        shared = self._read(table, start, min(kv_start, start + len(ids)))
+        _require(np.array_equal(shared, hashes[~new]), f"slot {slot}: replayed rows do not agree with the shared pages")
+        pages, cells = table[where[new] // self.page_size], where[new] % self.page_size
+        self.page_position[pages, cells], self.page_hash[pages, cells], self.page_id[pages, cells] = where[new], hashes[new], ids[new]
         tail = where[-self.ring :]
         self.ring_position[slot, tail % self.ring], self.ring_hash[slot, tail % self.ring] = tail, hashes[-self.ring :]
         return hashes

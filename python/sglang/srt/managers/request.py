@@ -59,6 +59,7 @@ class Req:
     num_shared_pages: int = 0  # the first so many belong to the radix tree
     lock: PrefixMatch | None = None  # keeps the shared pages from eviction
     window_start: int = 0  # first position whose window latents exist (bounded restore)
+    kv_start: int = 0  # first position whose global KV the rows must write; replayed rows below only rebuild windows
     state_from: int = 0  # from this position on the slot is fit to be kept as a snapshot
     snapshot_points: list[int] = field(default_factory=list)  # positions still to be kept as snapshots, ascending
 

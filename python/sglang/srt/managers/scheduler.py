@@ -313,7 +313,7 @@ class Scheduler:
         req.snapshot_points = self.snapshots.plan(req, attached.branch)
         if req.is_first_admission:
             req.times.first_scheduled = time.time()
-            req.num_cached = min(req.num_computed, req.num_prompt)
+            req.num_cached = min(max(req.num_computed, req.kv_start), req.num_prompt)
             self.stats.cache_hit_tokens += req.num_cached
             self.stats.cache_miss_tokens += req.num_prompt - req.num_cached
         return True

@@ -7,7 +7,7 @@ request are consecutive and in position order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -46,6 +46,13 @@ class ForwardBatch:
     @property
     def num_rows(self) -> int:
         return self.input_ids.shape[0]
+
+    def to(self, device: torch.device) -> ForwardBatch:
+        """The same batch with its tensors on `device`; itself if they are there."""
+        if self.input_ids.device == device:
+            return self
+        moved = {f.name: value.to(device) for f in fields(self) if isinstance(value := getattr(self, f.name), torch.Tensor)}
+        return replace(self, **moved)
 
     @staticmethod
     def build(

@@ -79,7 +79,7 @@ class ModelRunner:
         self._settle_in_thread()
         for op in step.before:
             self.pool_op(op.kind, op.src, op.dst)
-        batch = step.batch
+        batch = step.batch = step.batch.to(self.device)
         future = batch.input_ids == FUTURE_TOKEN
         if bool(future.any()):
             batch.input_ids = torch.where(future, self.last_token[batch.state_slots[batch.row_request]], batch.input_ids)

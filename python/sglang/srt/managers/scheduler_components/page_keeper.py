@@ -51,7 +51,7 @@ class PageKeeper:
         None, and nothing changed, unless there is room for all its known tokens plus `headroom` pages. Own pages are
         allocated later, as tokens are computed (`grow`).
         """
-        match, window_start, replayed = self._match(req) if use_cache else (PrefixMatch.miss(), 0, 0)
+        match, replayed = self._match(req) if use_cache else (PrefixMatch.miss(), 0)
         self.tree.lock(match)
         slot = self._take_slot()
         tail = self._take_pages(1) if slot is not None and match.tail_page is not None else []
@@ -63,11 +63,13 @@ class PageKeeper:
             return None
         req.lock, req.slot = match, slot
         req.pages, req.num_shared_pages = match.pages + tail, len(match.pages)
-        req.num_computed, req.window_start = match.num_tokens, window_start
+        req.num_computed = match.num_tokens - replayed
+        # Replayed rows read and keep the shared pages, which are exact; only their windows begin anew.
+        req.window_start, req.kv_start = (req.num_computed, match.num_tokens) if replayed else (0, 0)
         req.num_replayed += replayed
         # The rings of a restored state are written up to where it was taken, so taken back twice they would lack positions;
         # replayed windows are complete when the replay is.
-        req.state_from = window_start + self.replay_tokens if replayed else match.snapshot_tokens
+        req.state_from = match.num_tokens if replayed else match.snapshot_tokens
         ops = [PoolOp("copy_page", match.tail_page, tail[0])] if tail else []
         # A replayed window starts from nothing, as a fresh request does.
         restored = match.snapshot is not None and not replayed
@@ -75,18 +77,16 @@ class PageKeeper:
         self.tree.unlock_state(match)  # whoever gets that slot or page next writes it behind these operations
         return Attachment(ops, match.full_match_tokens)
 
-    def _match(self, req: Req) -> tuple[PrefixMatch, int, int]:
-        """(match, first position with window latents, tokens to replay)."""
+    def _match(self, req: Req) -> tuple[PrefixMatch, int]:
+        """The match, and how many of its last tokens are to be replayed because no snapshot has their windows."""
         key, limit = req.cache_key(), req.match_limit
         exact = self.tree.match(key, limit)
         if req.restore != "bounded":
-            return exact, 0, 0
-        # Bounded replay: keep whole shared pages up to `start`, recompute the rest of the match into pages of its own, with
-        # windows that know nothing before `start`. The page boundary is even, so no compressor tail is needed.
-        start = max(0, exact.full_match_tokens - self.replay_tokens) // self.page_size * self.page_size
-        if start <= exact.num_tokens:
-            return exact, 0, 0
-        return self.tree.match(key, start, mode="bounded"), start, exact.full_match_tokens - start
+            return exact, 0
+        whole = self.tree.match(key, limit, mode="bounded")
+        replayed = min(whole.num_tokens, self.replay_tokens)
+        # A snapshot that leaves no more to compute than a replay would is better: it is exact.
+        return (exact, 0) if whole.num_tokens - replayed <= exact.num_tokens else (whole, replayed)
 
     def _take_slot(self) -> int | None:
         if not self.slots.free_count:
@@ -167,7 +167,7 @@ class PageKeeper:
         self.pages.free(own)
         self.slots.free([] if slot is None else [slot])
         req.slot, req.pages, req.num_shared_pages, req.lock = -1, [], 0, None
-        req.num_computed, req.window_start, req.state_from, req.snapshot_points = 0, 0, 0, []
+        req.num_computed, req.window_start, req.kv_start, req.state_from, req.snapshot_points = 0, 0, 0, 0, []
 
     def _free(self, result: InsertResult, in_flight: Step | None) -> None:
         """Memory that the tree did not take. A step in flight may still read such pages."""

@@ -64,6 +64,7 @@ class Step:
                 output_rows=_output_rows(self.rows),
                 window_start=[row.req.window_start for row in self.rows],
                 decoder_start=[row.req.decoder_start for row in self.rows],
+                kv_start=[row.req.kv_start for row in self.rows],
                 device=device,
             ),
             requests=[StepRequest(row.req.sampling if row.samples else None, row.end, row.prompt_logprobs) for row in self.rows],
