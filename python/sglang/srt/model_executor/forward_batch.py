@@ -7,7 +7,7 @@ request are consecutive and in position order.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -51,8 +51,8 @@ class ForwardBatch:
         """The same batch with its tensors on `device`; itself if they are there."""
         if self.input_ids.device == device:
             return self
-        moved = {f.name: value.to(device) for f in fields(self) if isinstance(value := getattr(self, f.name), torch.Tensor)}
-        return replace(self, **moved)
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return ForwardBatch(**{name: v.to(device) if isinstance(v, torch.Tensor) else v for name, v in values.items()})
 
     @staticmethod
     def build(

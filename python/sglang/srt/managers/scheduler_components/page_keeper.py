@@ -70,10 +70,9 @@ class PageKeeper:
         # The rings of a restored state are written up to where it was taken, so taken back twice they would lack positions;
         # replayed windows are complete when the replay is.
         req.state_from = match.num_tokens if replayed else match.snapshot_tokens
-        ops = [PoolOp("copy_page", match.tail_page, tail[0])] if tail else []
-        # A replayed window starts from nothing, as a fresh request does.
-        restored = match.snapshot is not None and not replayed
-        ops.append(PoolOp("copy_slot", match.snapshot, slot) if restored else PoolOp("reset_slot", slot, slot))
+        ops = [] if match.tail_page is None else [PoolOp("copy_page", match.tail_page, tail[0])]
+        # A match to be replayed has no snapshot: its windows start from nothing, as those of a fresh request do.
+        ops.append(PoolOp("copy_slot", match.snapshot, slot) if match.snapshot is not None else PoolOp("reset_slot", slot, slot))
         self.tree.unlock_state(match)  # whoever gets that slot or page next writes it behind these operations
         return Attachment(ops, match.full_match_tokens)
 
@@ -140,7 +139,7 @@ class PageKeeper:
         self._free(result, in_flight)
         match = self.tree.match(key, num_full * self.page_size, mode="bounded")
         self.tree.lock(match)
-        self.tree.unlock(req.lock)
+        self.tree.unlock(_held(req))
         req.lock, req.num_shared_pages = match, num_full
         req.pages[:num_full] = match.pages
 
@@ -163,7 +162,7 @@ class PageKeeper:
             result = self.tree.insert(req.cache_key(num_inserted), req.pages[:kept_pages], num_inserted, snapshot)
             self._free(result, None)
             slot = None if is_state_usable else slot
-        self.tree.unlock(req.lock)
+        self.tree.unlock(_held(req))
         self.pages.free(own)
         self.slots.free([] if slot is None else [slot])
         req.slot, req.pages, req.num_shared_pages, req.lock = -1, [], 0, None
@@ -186,3 +185,9 @@ class PageKeeper:
     def books_problem(self) -> str | None:
         """While nothing runs: why the books do not balance, or None."""
         return books.idle_problem(self.pages, self.slots, self.tree)
+
+
+def _held(req: Req) -> PrefixMatch:
+    """The lock that a resident request holds."""
+    assert req.lock is not None, f"request {req.rid} is not resident"
+    return req.lock

@@ -100,7 +100,7 @@ def _output_rows(rows: list[Row]) -> list[int]:
     wanted, offset = [], 0
     for row in rows:
         count = row.end - row.start
-        chosen = set()
+        chosen: set[int] = set()
         if row.prompt_logprobs:
             first = offset + row.prompt_logprobs.first_row
             chosen.update(range(first, first + len(row.prompt_logprobs.targets)))
