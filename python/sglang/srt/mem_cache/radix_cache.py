@@ -282,7 +282,8 @@ class RadixCache:
             same_node = nearest_node.node.snapshots.values()
             entry.above = max((e for e in same_node if e.is_beginning_of(entry)), key=lambda e: e.num_tokens)
         siblings = self._siblings(entry.above, entry.node.salt)
-        entry.below = {other: None for other in siblings if entry.is_beginning_of(other)}
+        if entry.node.children or len(entry.node.snapshots) > 1:  # most stand at the end of a branch: nothing to look through
+            entry.below = {other: None for other in siblings if entry.is_beginning_of(other)}
         for other in entry.below:
             del siblings[other]
             other.above = entry
