@@ -112,7 +112,7 @@ def wait_ready(server: subprocess.Popen[bytes], base: str) -> None:
                 raise DemoFailed(f"the server ended with exit code {server.returncode}")
             # Not listening yet is no failure. The proxy of the environment is not for a local server.
             with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{base}/health", timeout=2.0, trust_env=False).status_code == 200:
+                if httpx.get(f"{base}/ready", timeout=2.0, trust_env=False).status_code == 200:
                     return
             last = (LOG.read_text(errors="replace").splitlines() or [""])[-1]
             status.update(f"starting the server ... [dim]{escape(last[:100])}[/dim]")
