@@ -8,6 +8,7 @@ request are consecutive and in position order.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 
@@ -51,7 +52,7 @@ class ForwardBatch:
         """The same batch with its tensors on `device`; itself if they are there."""
         if self.input_ids.device == device:
             return self
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         return ForwardBatch(**{name: v.to(device) if isinstance(v, torch.Tensor) else v for name, v in values.items()})
 
     @staticmethod
