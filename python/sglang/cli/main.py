@@ -12,9 +12,10 @@ from sglang.version import __version__
 COMMANDS = {
     "serve": "start a worker that serves one model over HTTP",
     "inspect": "print what a checkpoint directory holds",
+    "eval-approx": "measure what approximate restore and prefill cost on a text",
     "version": "print the version",
 }
-"""Each is a module of this package with `main(argv) -> exit code`, except version."""
+"""Each is a module of this package with `main(argv) -> exit code` (a dash is an underscore there), except version."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -31,13 +32,13 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: unknown command {name!r}; one of {', '.join(COMMANDS)} was expected", file=sys.stderr)
         return 2
     # Imported only now: `sglang version` shall not wait for a web framework.
-    command = importlib.import_module(f"sglang.cli.{name}")
+    command = importlib.import_module(f"sglang.cli.{name.replace('-', '_')}")
     return run_reporting_errors(command.main, argv[1:])
 
 
 def usage() -> str:
     """The text of `sglang --help`."""
-    lines = [f"  {name:<10} {text}" for name, text in COMMANDS.items()]
+    lines = [f"  {name:<12} {text}" for name, text in COMMANDS.items()]
     return "\n".join(["usage: sglang COMMAND [arguments]; sglang COMMAND --help says more", "", *lines])
 
 

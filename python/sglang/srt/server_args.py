@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -176,10 +176,12 @@ def validate(args: ServerArgs) -> ServerArgs:
     return args
 
 
-def add_cli_args(parser: argparse.ArgumentParser) -> None:
-    """One option per field; booleans become switches with a --no- form."""
+def add_cli_args(parser: argparse.ArgumentParser, only: Collection[str] | None = None) -> None:
+    """One option per field (of `only`, for commands that are no worker); booleans become switches with a --no- form."""
     parser.add_argument("model", nargs="?", default=None, help="checkpoint directory (the same as --model-path)")
     for f in dataclasses.fields(ServerArgs):
+        if only is not None and f.name not in only:
+            continue
         names = [f"--{f.name.replace('_', '-')}", *f.metadata["alias"]]
         common: dict[str, Any] = {
             "dest": f.name,
