@@ -192,3 +192,13 @@ def test_fp4_scales_belong_to_rows_not_tiles():
     scale = torch.tensor([[127, 128], [129, 130]], dtype=torch.uint8)
     values = f.dequant_fp4_rows(packed, scale)
     assert values[:, [0, 31, 32, 63]].tolist() == [[1, 1, 2, 2], [4, 4, 8, 8]]
+
+
+def test_fake_quantisation_is_quantisation_and_back():
+    """The short cut for activations gives the bits of the long way, at powers of two, tiny and huge values too."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(64, 96, generator=generator) * torch.logspace(-9, 9, 64)[:, None]
+    values[0, :32] = 0.0
+    values[1, :32] = 448.0
+    values[2, :32] = 2.0**-20
+    assert torch.equal(f.fake_quant_e4m3(values), f.dequant_e4m3_e8m0(*f.quantize_e4m3_e8m0(values)))

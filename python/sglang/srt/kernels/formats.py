@@ -124,7 +124,11 @@ def dequant_e2m1_e4m3(packed: torch.Tensor, scale: torch.Tensor) -> torch.Tensor
 
 def fake_quant_e4m3(values: torch.Tensor, group: int = 32) -> torch.Tensor:
     """float32 [..., n] through E4M3 with E8M0 scales and back: what an FP8 matrix sees of its input (trap 13)."""
-    return dequant_e4m3_e8m0(*quantize_e4m3_e8m0(values, group))
+    groups = values.unflatten(-1, (-1, group))
+    # The scale straight as a float: adding a full mantissa carries into the exponent unless the mantissa is zero.
+    least = groups.abs().amax(dim=-1, keepdim=True).clamp(min=E4M3_AMAX_FLOOR) / E4M3_MAX
+    scale = ((least.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)
+    return (decode_e4m3(encode_e4m3(groups / scale)) * scale).flatten(-2)
 
 
 def dequant_fp8_block(codes: torch.Tensor, scale: torch.Tensor, block: int = 32) -> torch.Tensor:

@@ -53,7 +53,8 @@ class ForwardBatch:
         if self.input_ids.device == device:
             return self
         values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        return ForwardBatch(**{name: v.to(device) if isinstance(v, torch.Tensor) else v for name, v in values.items()})
+        values = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in values.items()}
+        return ForwardBatch(**values)
 
     @staticmethod
     def build(

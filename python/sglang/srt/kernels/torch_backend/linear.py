@@ -24,8 +24,10 @@ def linear(x: torch.Tensor, weight: LinearWeight, *, quantise_input: bool = Fals
     num_rows = x.shape[0]
     sums = torch.float64 if x.dtype == torch.float32 else torch.float32
     rows = _padded_rows(x, quantise_input, sums)
-    out = torch.empty(rows.shape[0], weight.out_features, dtype=sums, device=x.device)
     step = _block_rows(weight.in_features)
+    if rows.shape[0] == ROW_TILE and weight.out_features <= step:
+        return (rows @ dequantised_rows(weight, 0, weight.out_features).to(sums).t())[:num_rows].to(out_dtype)
+    out = torch.empty(rows.shape[0], weight.out_features, dtype=sums, device=x.device)
     for n0 in range(0, weight.out_features, step):
         n1 = min(n0 + step, weight.out_features)
         block = dequantised_rows(weight, n0, n1).to(sums).t()
@@ -67,9 +69,7 @@ def _padded_rows(x: torch.Tensor, quantise_input: bool, dtype: torch.dtype) -> t
     """[ceil(T / ROW_TILE) * ROW_TILE, in] of `dtype`, zero rows at the end."""
     values = (fake_quant_e4m3(x.float()) if quantise_input else x).to(dtype)
     padding = -x.shape[0] % ROW_TILE
-    if padding:
-        values = torch.cat([values, values.new_zeros(padding, values.shape[1])])
-    return values.contiguous()
+    return torch.nn.functional.pad(values, (0, 0, 0, padding)).contiguous() if padding else values.contiguous()
 
 
 def _block_rows(in_features: int) -> int:
