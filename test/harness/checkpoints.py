@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from random_checkpoint import write_checkpoint
+from sglang.srt.errors import ConfigError
 
 Header = dict[str, Any]
 
@@ -52,3 +53,12 @@ def edit_header(file: Path, change: Callable[[Header], Any]) -> None:
 
 def rename(names: dict[str, Any], old: str, new: str) -> None:
     names[new] = names.pop(old)
+
+
+def refusal(check: Callable[..., Any], *args: Any) -> str | None:
+    """The message of the ConfigError that `check` raises, None if it raises none; anything else it raises passes through."""
+    try:
+        check(*args)
+    except ConfigError as error:
+        return str(error)
+    return None

@@ -24,10 +24,20 @@ CACHE_DTYPES = ("auto", "bfloat16", "float32")
 
 GROUPS = {
     "routed experts": "FP4, two values per byte",
-    "dense": "attention, shared experts, norms, embeddings, head",
+    "shared experts": "FP8",
+    "attention": "FP8; compressors and index keys BF16",
+    "other": "routers, hyper-connections, Engram projections, norms",
+    "embeddings and head": "BF16",
     "Engram tables": "stay on disk until a row is looked up",
     "draft": "DSpark stages",
     "vision": "tower and aligner",
+}
+
+GROUP_BY_PART = {
+    ".ffn.experts.": "routed experts",
+    ".ffn.shared_experts.": "shared experts",
+    ".attn.": "attention",
+    ".engram.embed.": "Engram tables",
 }
 
 
@@ -86,9 +96,9 @@ def group_of(spec: TensorSpec) -> str:
     """One of GROUPS."""
     if spec.part == "draft":
         return "draft"
-    if ".ffn.experts." in spec.name:
-        return "routed experts"
-    return "Engram tables" if ".engram.embed." in spec.name else "dense"
+    if spec.name in ("embed.weight", "head.weight"):
+        return "embeddings and head"
+    return next((group for part, group in GROUP_BY_PART.items() if part in spec.name), "other")
 
 
 def _size_row(group: str, specs: Iterable[TensorSpec]) -> dict[str, Any]:

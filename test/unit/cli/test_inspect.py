@@ -33,6 +33,8 @@ def test_json_report(capsys):
     groups = {row["group"]: row for row in found["sizes"]}
     assert groups["routed experts"]["parameters"] == 8 * 8 * 3 * 128 * 64
     assert groups["Engram tables"]["bytes"] == (1362 + 1552) * (32 + 1)
+    assert groups["shared experts"]["bytes"] == 8 * 3 * (128 * 64 + 8)
+    assert groups["embeddings and head"]["parameters"] == 2 * 512 * 128
     assert groups["total"]["tensors"] == 860
     assert sum(row["bytes"] for name, row in groups.items() if name != "total") == groups["total"]["bytes"]
 
@@ -52,7 +54,17 @@ def test_released_cache_sizes():
 def test_tables_name_everything_once(capsys):
     assert main(["inspect", str(MINI)]) == 0
     text = capsys.readouterr().out
-    for word in ("hidden_size", "layer roles", "candidates", "routed experts", "Engram tables", "draft", "vision", "bytes per token"):
+    for word in (
+        "hidden_size",
+        "layer roles",
+        "candidates",
+        "routed experts",
+        "attention",
+        "Engram tables",
+        "draft",
+        "vision",
+        "bytes per token",
+    ):
         assert word in text
 
 

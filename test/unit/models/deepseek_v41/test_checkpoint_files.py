@@ -6,10 +6,11 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from harness.checkpoints import copy_of, edit_header, edit_json, nano, read_shard, rename, write_shard
+from harness.checkpoints import copy_of, edit_header, edit_json, nano, read_shard, refusal, rename, write_shard
 from sglang.srt.errors import ConfigError
 from sglang.srt.models.deepseek_v41.checkpoint_files import INDEX, check_checkpoint
 from sglang.srt.models.deepseek_v41.config import load_config
@@ -76,6 +77,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
         in_header(lambda header: header[WQ_A].update(shape=[32, 65])),
         f"{WQ_A} has 2048 bytes, which does not fit",
     ),
+    "offsets are no numbers": (
+        in_header(lambda header: header[WQ_A].update(data_offsets=["a", 2])),
+        f"the header entry of {WQ_A} is broken",
+    ),
+    "infinite shape": (in_header(lambda header: header[WQ_A].update(shape=[float("inf")])), f"the header entry of {WQ_A} is broken"),
     "negative offset": (in_header(lambda header: header[WQ_A].update(data_offsets=[-4, 2044])), f"{WQ_A} has 2048 bytes"),
     "missing tensor": (without(WQ_A), f"{WQ_A} is missing: expected F8_E4M3 [32, 64]"),
     "missing scale": (without("layers.2.ffn.experts.3.w1.scale"), "layers.2.ffn.experts.3.w1.scale is missing: expected F8_E8M0 [32, 2]"),
@@ -180,6 +186,33 @@ def test_an_index_is_not_needed(sharded, tmp_path):
     path = copy_of(sharded, tmp_path / "without")
     (path / INDEX).unlink()
     assert canonical(path) == canonical(sharded)
+
+
+@pytest.mark.parametrize("with_index", [False, True])
+def test_other_files_in_the_directory_do_not_matter(whole, tmp_path, with_index):
+    path = copy_of(whole, tmp_path / "crowded")
+    for name in ("pytorch_model.bin", ".gitattributes", "._model.safetensors", "model.safetensors.part", "README.md"):
+        (path / name).write_bytes(b"\x00garbage")
+    (path / "original").mkdir()
+    (path / "original" / "x.safetensors").write_bytes(b"garbage")
+    if with_index:
+        (path / "consolidated.safetensors").write_bytes(b"garbage")
+    else:
+        (path / INDEX).unlink()
+    assert canonical(path) == canonical(whole)
+
+
+@pytest.mark.parametrize("name", [SHARD, INDEX])
+def test_scrambled_headers_are_accepted_or_refused_in_one_line(whole, tmp_path, name):
+    path = copy_of(whole, tmp_path / "scrambled")
+    config, intact, random = load_config(path), (path / name).read_bytes(), Random(7)
+    end = 8 + int.from_bytes(intact[:8], "little") if name == SHARD else len(intact)
+    for _ in range(60):
+        damaged = bytearray(intact)
+        for _ in range(3):
+            damaged[random.randrange(end)] = random.choice(b'0123456789-[]{}",:.eN\x00\xff')
+        (path / name).write_bytes(damaged)
+        assert "\n" not in (refusal(check_checkpoint, path, config) or "")
 
 
 def test_vision_and_draft_may_be_left_out_or_lie_there_unused(whole, tmp_path):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import re
 from typing import Any
 
 import pytest
 
+from harness.checkpoints import refusal
 from random_checkpoint import PRESETS, RELEASED, build_config
 from sglang.srt.errors import ConfigError
 from sglang.srt.models.deepseek_v41.config import RopeScaling, load_config, parse_config
-from sglang.srt.models.deepseek_v41.config_rules import CONFIG_RULES, RAW_RULES, check
+from sglang.srt.models.deepseek_v41.config_rules import CONFIG_RULES, RAW_RULES, VISION_POSITIVE, check
 
 MINI = build_config(PRESETS["mini"].text, PRESETS["mini"].tokenizer)
 """8 layers, ratios 0 0 2 2 2 1 1 1, KV sources 2 4 5, index sources 2 4 5 6, candidates from 5."""
@@ -31,6 +33,11 @@ def changed(**changes: Any) -> dict[str, Any]:
 
 def with_quantization(**changes: Any) -> dict[str, Any]:
     return changed(quantization_config={**MINI["quantization_config"], **changes})
+
+
+def with_part(part: str, **changes: Any) -> dict[str, Any]:
+    """MINI with keys of rope_scaling or vision_config changed."""
+    return changed(**{part: {**(MINI.get(part) or MINI["text_config"][part]), **changes}})
 
 
 BROKEN: list[tuple[dict[str, Any], str]] = [
@@ -65,6 +72,17 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     (changed(num_nextn_predict_layers=-1), "num_nextn_predict_layers expected 0 or more"),
     (changed(rms_norm_eps=-1.0), "rms_norm_eps expected 0 or more"),
     (changed(swiglu_limit=-1), "swiglu_limit expected"),
+    (changed(hc_eps=-1e-6), "hc_eps expected 0 or more"),
+    (with_part("rope_scaling", factor=0), "rope_scaling.factor expected a positive number, found 0.0"),
+    (with_part("rope_scaling", original_max_position_embeddings=0), "rope_scaling.original_max_position_embeddings expected a positive"),
+    (with_part("rope_scaling", beta_slow=-1), "rope_scaling.beta_slow expected a positive number"),
+    (with_part("rope_scaling", beta_fast=1), "rope_scaling.beta_fast expected more than beta_slow, found 1.0"),
+    (with_part("vision_config", max_wh_ratio=0), "vision_config.max_wh_ratio expected a positive number, or null"),
+    (
+        with_part("vision_config", num_attention_heads=5),
+        "vision_config.num_attention_heads expected a divisor of vision_config.hidden_size",
+    ),
+    (changed(engram_vocab_size=2**30), "engram_num_embeddings expected at least engram_vocab_size 1073741824 for each of 6 columns"),
     (changed(compress_ratios=[0, 0, 2, 2, 2, 1, 1, 1]), "compress_ratios expected 8 layers + 3 draft stages = 11 entries"),
     (changed(compress_ratios=[0, 0, 4, 2, 2, 1, 1, 1, 0, 0, 0]), "compress_ratios expected only 0, 1 and 2"),
     (changed(compress_ratios=[0, 0, 2, 2, 2, 1, 1, 1, 0, 1, 0]), "compress_ratios expected 0 for every draft stage"),
@@ -87,6 +105,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     (changed(num_experts_per_tok=9), "num_experts_per_tok expected 1 to n_routed_experts 8"),
     (changed(n_shared_experts=2), "n_shared_experts expected 0 or 1"),
     (changed(eos_token_id=512), "eos_token_ids expected at least one id, all below vocab_size 512"),
+    (changed(image_token_id=-1), "image_token_id expected an id, or null, found -1"),
     (changed(eos_token_id=...), "eos_token_ids expected at least one id"),
     (changed(engram_layer_ids=[1, 8]), "engram_layer_ids expected ascending layers below 8"),
     (changed(engram_num_embeddings=[1362]), "engram_num_embeddings expected 2 entries"),
@@ -105,8 +124,9 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     *(
         (changed(**{rule.key: 0}), f"{rule.key} expected a positive number, found 0")
         for rule in CONFIG_RULES
-        if rule.expected == "a positive number" and not rule.key.startswith("dspark")
+        if rule.expected == "a positive number" and not rule.key.startswith("dspark") and "." not in rule.key
     ),
+    *((with_part("vision_config", **{key: 0}), f"vision_config.{key} expected a positive number, found 0") for key in VISION_POSITIVE),
     *(
         (changed(**{rule.key: 48}), f"{rule.key} expected a multiple of 32, the features per scale, found 48")
         for rule in CONFIG_RULES
@@ -150,6 +170,8 @@ def test_every_rule_is_broken_by_some_case(monkeypatch):
         (changed(hidden_size=64.5), "hidden_size expected an integer, found 64.5"),
         (changed(compress_ratios=2), "compress_ratios expected a list of integers, found 2"),
         (changed(hc_eps="small"), "hc_eps expected a number, found 'small'"),
+        (changed(hc_eps=float("nan")), "hc_eps expected a number, found nan"),
+        (changed(vocab_size=2**40), "vocab_size expected an integer, found 1099511627776"),
         (changed(eos_token_id=["x"]), "eos_token_id expected an integer, found 'x'"),
         (changed(text_config=3), "text_config expected an object, found 3"),
         (changed(vision_config=3), "vision_config expected an object, found 3"),
@@ -245,3 +267,16 @@ def test_without_ratio_1_layers_every_layer_is_prefill():
         candidate_source_layer_id=None,
     )
     assert parse_config(raw).n_prefill == 8
+
+
+NASTY = (None, -1, 0, 2**70, 1.5, float("nan"), float("inf"), "x", [], [1, 2, 3], ["a"], [[1]], {}, {"a": 1}, True)
+
+
+def test_any_value_of_any_key_is_accepted_or_refused_in_one_line():
+    levels = [(), ("text_config",), ("text_config", "rope_scaling"), ("vision_config",), ("quantization_config",)]
+    for level in levels:
+        for key in functools.reduce(dict.__getitem__, level, MINI):
+            for value in NASTY:
+                raw = copy.deepcopy(MINI)
+                functools.reduce(dict.__getitem__, level, raw)[key] = value
+                assert "\n" not in (refusal(parse_config, raw) or "")

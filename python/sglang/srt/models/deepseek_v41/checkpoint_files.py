@@ -82,7 +82,7 @@ def _shards(path: Path) -> dict[Path, set[str]]:
     """Shard files with the canonical names that the index expects in each (none are expected without an index)."""
     index = path / INDEX
     if not index.is_file():
-        files = sorted(path.glob("*.safetensors"))
+        files = sorted(file for file in path.glob("*.safetensors") if not file.name.startswith("."))
         if not files:
             raise ConfigError(f"no *.safetensors file in {path}")
         return {file: set() for file in files}
@@ -127,9 +127,9 @@ def _read_header(file: Path) -> dict[str, TensorLocation]:
         if canonical in locations:
             raise ConfigError(f"{file.name} holds {canonical} both with and without the prefix {PREFIX}")
         try:
-            begin, end = entry["data_offsets"]
-            location = TensorLocation(file, base + int(begin), base + int(end), str(entry["dtype"]), tuple(map(int, entry["shape"])))
-        except (KeyError, TypeError, ValueError):
+            begin, end = map(int, entry["data_offsets"])
+            location = TensorLocation(file, base + begin, base + end, str(entry["dtype"]), tuple(map(int, entry["shape"])))
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise ConfigError(f"{file.name}: the header entry of {name} is broken") from None
         if location.stop > size:
             raise ConfigError(f"{file.name} is truncated: {name} ends at byte {location.stop}, the file has {size}")

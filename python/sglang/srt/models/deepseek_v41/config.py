@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -238,14 +239,14 @@ def _kind(declared: str) -> str:
 
 def _typed(name: str, declared: str, value: Any) -> Any:
     def is_int(v: Any) -> bool:
-        return isinstance(v, int) and not isinstance(v, bool)
+        return isinstance(v, int) and not isinstance(v, bool) and abs(v) < 2**31
 
     if declared.startswith("tuple"):
         if isinstance(value, list) and all(is_int(v) for v in value):
             return tuple(value)
     elif is_int(value):
         return value if declared.startswith("int") else float(value)
-    elif declared.startswith("float") and isinstance(value, float):
+    elif declared.startswith("float") and isinstance(value, float) and math.isfinite(value):
         return value
     raise ConfigError(f"config.json: {name} expected {_kind(declared)}, found {value!r}")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.errors import ConfigError
 
 if TYPE_CHECKING:
-    from sglang.srt.models.deepseek_v41.config import DeepseekV41Config
+    from sglang.srt.models.deepseek_v41.config import DeepseekV41Config, RopeScaling, VisionConfig
 
 GROUP = 32
 """Features that share a scale in every quantised matrix and in the inputs of those matrices."""
@@ -42,6 +42,18 @@ POSITIVE = (
     "compress_rope_theta",
     "hc_mult",
     "hc_sinkhorn_iters",
+    "routed_scaling_factor",
+)
+VISION_POSITIVE = (
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "intermediate_size",
+    "patch_size",
+    "downsample_ratio",
+    "max_image_tokens",
+    "min_pixels",
+    "rope_theta",
 )
 GROUPED = ("hidden_size", "head_dim", "index_head_dim", "q_lora_rank", "o_lora_rank", "moe_intermediate_size")
 
@@ -143,6 +155,20 @@ def _if_candidates(key: str, holds: Callable[[DeepseekV41Config], bool], expecte
     return _rule(key, lambda c: c.candidate_source_layer_id is None or holds(c), expected)
 
 
+def _yarn(key: str, holds: Callable[[RopeScaling], bool], expected: str) -> Rule:
+    return Rule(
+        f"rope_scaling.{key}", lambda c: getattr(c.rope_scaling, key), lambda c: c.rope_scaling is None or holds(c.rope_scaling), expected
+    )
+
+
+def _vision(key: str, holds: Callable[[VisionConfig], bool], expected: str) -> Rule:
+    return Rule(f"vision_config.{key}", lambda c: getattr(c.vision, key), lambda c: c.vision is None or holds(c.vision), expected)
+
+
+def _vision_positive(key: str) -> Rule:
+    return _vision(key, lambda v: getattr(v, key) > 0, "a positive number")
+
+
 def _are_compressed_layers(c: DeepseekV41Config, ids: tuple[int, ...]) -> bool:
     ascending = list(ids) == sorted(set(ids))
     return ascending and all(0 <= i < c.num_hidden_layers and c.layer_ratio(i) > 0 for i in ids)
@@ -170,7 +196,12 @@ CONFIG_RULES: tuple[Rule, ...] = (
     _rule("num_nextn_predict_layers", lambda c: c.num_nextn_predict_layers >= 0, "0 or more"),
     _rule("rms_norm_eps", lambda c: c.rms_norm_eps >= 0, "0 or more"),
     _rule("swiglu_limit", lambda c: c.swiglu_limit >= 0, "a clamp above 0, or 0 for none"),
+    _rule("hc_eps", lambda c: c.hc_eps >= 0, "0 or more"),
     *map(_grouped, GROUPED),
+    _yarn("factor", lambda r: r.factor > 0, "a positive number"),
+    _yarn("original_max_position_embeddings", lambda r: r.original_max_position_embeddings > 0, "a positive number"),
+    _yarn("beta_slow", lambda r: r.beta_slow > 0, "a positive number"),
+    _yarn("beta_fast", lambda r: r.beta_fast > r.beta_slow, "more than beta_slow"),
     # Roles (model.md §1.5)
     _rule(
         "compress_ratios",
@@ -250,6 +281,7 @@ CONFIG_RULES: tuple[Rule, ...] = (
         lambda c: bool(c.eos_token_ids) and all(0 <= i < c.vocab_size for i in c.eos_token_ids),
         lambda c: f"at least one id, all below vocab_size {c.vocab_size} (eos_token_id here or in generation_config.json)",
     ),
+    _rule("image_token_id", lambda c: c.image_token_id is None or c.image_token_id >= 0, "an id, or null"),
     # Engram (model.md §7); a checkpoint without it lists no layers
     _rule("engram_layer_ids", lambda c: _are_layers(c, c.engram_layer_ids), lambda c: f"ascending layers below {c.num_hidden_layers}"),
     _rule(
@@ -261,6 +293,14 @@ CONFIG_RULES: tuple[Rule, ...] = (
     _if_engram("engram_n_heads", lambda c: c.engram_n_heads > 0, "a positive number"),
     _if_engram("engram_head_dim", lambda c: c.engram_head_dim > 0 and c.engram_head_dim % GROUP == 0, f"a positive multiple of {GROUP}"),
     _if_engram("engram_vocab_size", lambda c: c.engram_vocab_size > 1, "where the search for primes starts, above 1"),
+    # Each column has a prime of at least that many rows. Checked here because the search for primes above a huge start takes hours.
+    _if_engram(
+        "engram_num_embeddings",
+        lambda c: min(c.engram_num_embeddings) >= c.engram_vocab_size * c.engram_n_heads * (c.engram_max_ngram_size - 1),
+        lambda c: (
+            f"at least engram_vocab_size {c.engram_vocab_size} for each of {c.engram_n_heads * (c.engram_max_ngram_size - 1)} columns"
+        ),
+    ),
     _if_engram(
         "engram_compressed_vocab_size",
         lambda c: 0 < c.engram_compressed_vocab_size <= c.vocab_size,
@@ -286,4 +326,8 @@ CONFIG_RULES: tuple[Rule, ...] = (
     _if_draft(
         "dspark_noise_token_id", lambda c: 0 <= c.dspark_noise_token_id < c.vocab_size, lambda c: f"an id below vocab_size {c.vocab_size}"
     ),
+    # Vision (model.md §1.3); a checkpoint without it has no vision_config
+    *map(_vision_positive, VISION_POSITIVE),
+    _vision("max_wh_ratio", lambda v: v.max_wh_ratio is None or v.max_wh_ratio > 0, "a positive number, or null for no limit"),
+    _vision("num_attention_heads", lambda v: v.hidden_size % v.num_attention_heads == 0, "a divisor of vision_config.hidden_size"),
 )
