@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from fakes.fake_model_runner import FakeModelRunner, oracle
+from sglang.srt.constrained.manager import GrammarManager
 from sglang.srt.managers.io_struct import (
     AbortReq,
     BatchOutput,
@@ -15,6 +18,7 @@ from sglang.srt.managers.io_struct import (
     TokenLogprobs,
 )
 from sglang.srt.managers.scheduler_process import assemble
+from sglang.srt.managers.tokenizer import Tokenizer
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import ServerArgs
 
@@ -39,7 +43,16 @@ class Result:
 class Bench:
     """Feeds messages, turns the loop by hand, collects outputs."""
 
-    def __init__(self, runner: FakeModelRunner | None = None, *, overlap: bool = True, eos_ids: frozenset[int] = frozenset(), **flags):
+    def __init__(
+        self,
+        runner: Any = None,
+        *,
+        overlap: bool = True,
+        eos_ids: frozenset[int] = frozenset(),
+        tokenizer: Tokenizer | None = None,
+        grammars: GrammarManager | None = None,
+        **flags,
+    ):
         self.runner = runner or FakeModelRunner()
         flags = {"model_path": "fake", "max_running_requests": 8, "page_size": self.runner.page_size, "snapshot_interval": 16} | flags
         self.args = ServerArgs(**flags, disable_overlap_schedule=not overlap)
@@ -48,11 +61,13 @@ class Bench:
         self.replies: list[Message] = []
         self.results: dict[str, Result] = {}
         self.in_flight = None
-        self.scheduler, self.ready = assemble(self.args, self.runner, eos_ids, None, self, self.heard)
+        self.scheduler, self.ready = assemble(self.args, self.runner, eos_ids, tokenizer, self, self.heard, grammars)
         self.scheduler.clock = lambda: self.now
 
     def receive(self, timeout_s: float) -> list[Message]:
         messages, self.pending = self.pending, []
+        if not messages and timeout_s < 1.0:
+            time.sleep(timeout_s)  # a grammar is being compiled; when idle there is nothing to wait for
         return messages
 
     def heard(self, message: Message) -> None:

@@ -98,6 +98,12 @@ class ServerArgs:
     tool_call_parser: str | None = flag("deepseekv41", "accepted for compatibility")
     default_chat_template_kwargs: str = flag("{}", "JSON object: defaults of chat_template_kwargs")
 
+    # structured output
+    grammar_backend: str = flag("auto", "engine of structured output; none refuses it", choices=("auto", "xgrammar", "none"))
+    grammar_timeout_s: float = flag(20.0, "seconds a request waits for its grammar to be compiled")
+    grammar_cache_bytes: int = flag(256 << 20, "bytes of compiled grammars that are kept for the next request with the same one")
+    grammar_max_length_bounds: int = flag(65536, "largest sum of a JSON schema's minLength and maxLength; larger ones are refused")
+
     # speculation, correctness, metrics
     enable_deterministic_inference: bool = flag(
         False, "bit-identical outputs under any batch, chunking and cache state; forces exact window restore"
@@ -153,6 +159,8 @@ RULES: tuple[Rule, ...] = (
         lambda a: "--api-key and --admin-api-key must not be empty: an empty key would protect nothing",
     ),
     Rule(lambda a: a.max_body_bytes < 1, lambda a: f"--max-body-bytes must be positive, found {a.max_body_bytes}"),
+    Rule(lambda a: a.grammar_timeout_s <= 0, lambda a: f"--grammar-timeout-s must be positive, found {a.grammar_timeout_s}"),
+    Rule(lambda a: a.grammar_cache_bytes < 0, lambda a: f"--grammar-cache-bytes must not be negative, found {a.grammar_cache_bytes}"),
     Rule(lambda a: a.snapshot_interval < 0, lambda a: f"--snapshot-interval must not be negative, found {a.snapshot_interval}"),
     Rule(
         lambda a: a.enable_deterministic_inference and (a.swa_restore != "exact" or a.prefill_truncation != "off"),

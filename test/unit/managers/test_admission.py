@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from sglang.srt.constrained.constraint import Constraint, GrammarText
 from sglang.srt.errors import BadRequest, ContextTooLong
-from sglang.srt.managers.admission import Limits, check_sequence
+from sglang.srt.managers.admission import MAX_GRAMMAR_BYTES, Limits, check_sequence, constraint_of
 from sglang.srt.managers.sequence import SequenceRequest
 from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -91,8 +92,27 @@ def test_other_fields_are_checked(fields):
 
 
 @pytest.mark.parametrize("name", ["json_schema", "regex", "ebnf", "structural_tag"])
-def test_grammar_is_refused_rather_than_ignored(name):
+def test_a_grammar_field_becomes_the_constraint(name):
     seq = sequence(5, 1)
+    assert constraint_of(seq, 100) is None
     seq.sampling = SamplingParams(**{name: "x"})
-    with pytest.raises(BadRequest, match=name):
-        check_sequence(seq, LIMITS)
+    assert constraint_of(seq, 100) == Constraint(grammar=GrammarText(kind=name, text="x"))
+    seq.constraint = Constraint(grammar=GrammarText(kind="regex", text="x"))
+    with pytest.raises(BadRequest, match="only one grammar"):
+        constraint_of(seq, 100)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"bound_token_id": 3}, {"trigger_token_ids": (100,)}, {"trigger_token_ids": (3,), "bound_token_id": -1}, {"trigger_token_ids": (1,) * 65}],
+)
+def test_impossible_triggers_are_refused(fields):
+    constraint = Constraint(grammar=GrammarText(kind="regex", text="x"), **fields)
+    with pytest.raises(BadRequest, match="trigger"):
+        constraint_of(sequence(5, 1, constraint=constraint), 100)
+
+
+def test_a_grammar_has_a_largest_size():
+    constraint = Constraint(grammar=GrammarText(kind="regex", text="x" * (MAX_GRAMMAR_BYTES + 1)))
+    with pytest.raises(BadRequest, match="bytes"):
+        constraint_of(sequence(5, 1, constraint=constraint), 100)

@@ -180,10 +180,13 @@ def test_salts_of_approximate_modes_differ_from_exact_ones():
 def test_the_queue_holds_its_limit_beyond_free_places():
     queue = WaitingQueue(2)
     for n in range(5):
-        queue.add(make_req([1], n), free_places=3)
+        queue.refuse_if_full(0, free_places=3)
+        queue.add(make_req([1], n))
     with pytest.raises(Overloaded, match="--max-queued-requests 2"):
-        queue.add(make_req([1], 9), free_places=3)
-    queue.put_back(make_req([1], 10))  # a retracted request always finds its place
+        queue.refuse_if_full(0, free_places=3)
+    with pytest.raises(Overloaded, match="6 requests are waiting"):
+        queue.refuse_if_full(1, free_places=3)  # one more whose grammar is being compiled
+    queue.add(make_req([1], 10))  # a retracted request always finds its place
     assert len(queue) == 6
 
 

@@ -159,10 +159,14 @@ def test_nothing_left_is_refused_with_the_reason():
         choose(torch.zeros(4), s, 3)
     with pytest.raises(NoCandidate, match="all logits are -inf"):
         choose(torch.full((4,), -math.inf), state(4), 3)
-    only_eos = state(4, min_new_tokens=2)
-    only_eos.vocab_mask = torch.tensor([False, True, False, False])
-    with pytest.raises(NoCandidate):
-        choose(torch.zeros(4), only_eos, 3)
+
+
+def test_a_grammar_that_allows_only_the_end_lifts_the_ban_of_min_new_tokens():
+    s = state(4, min_new_tokens=2)
+    s.vocab_mask = torch.tensor([False, True, False, False])
+    assert choose(torch.zeros(4), s, 3) == 1
+    s.vocab_mask = torch.tensor([False, True, False, True])
+    assert {choose(torch.zeros(4), state_at, 3) for state_at in [s] * 20} == {3}
 
 
 def test_infinite_logits_share_the_whole_mass():

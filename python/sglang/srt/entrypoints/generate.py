@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from sglang.srt.entrypoints.meta_info import LogprobReport, meta_info
+from sglang.srt.entrypoints.so_args import read_so_args
 from sglang.srt.entrypoints.sse import merge
 from sglang.srt.errors import BadRequest
 from sglang.srt.managers.sequence import SequenceOutput, SequenceRequest
@@ -172,6 +173,7 @@ def _choices(
     seed = manager.new_seed() if sampling.sampling_seed is None else sampling.sampling_seed
     salt = fields.text("cache_salt", index)
     extra_key = fields.text("extra_key", index)
+    constraint = read_so_args(fields.item("so_args", index))
     return [
         SequenceRequest(
             rid="",
@@ -187,6 +189,7 @@ def _choices(
             deadline_s=fields.number("timeout", index),
             swa_restore=fields.text("swa_restore", index) or None,
             prefill_truncation=fields.text("prefill_truncation", index) or None,
+            constraint=constraint,
             label="generate",
         )
         for choice in range(sampling.n)

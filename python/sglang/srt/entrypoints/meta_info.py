@@ -108,6 +108,8 @@ def meta_info(
         info["truncated_tokens"] = raw.truncated_tokens
     info |= {name: value for name, value in output.timing.items() if with_times or name in _ALWAYS}
     info |= raw.spec or {}
+    if raw.ignored_keywords:
+        info["grammar_warnings"] = [f"not enforced: {name}" for name in raw.ignored_keywords]
     if is_first:
         info["response_sent_to_client_ts"] = time.time()
     return info

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from sglang.srt.constrained.constraint import Constraint, GrammarText
 from sglang.srt.errors import BadRequest, ContextTooLong
 from sglang.srt.managers.sequence import SequenceRequest
 from sglang.srt.sampling.sampling_params import SamplingParams, uses_grammar
@@ -18,6 +19,9 @@ MAX_TOP_LOGPROBS = 256
 """Our own limit per position: a reply's size is positions x alternatives."""
 MAX_RID_CHARS = 256
 MAX_SALT_CHARS = 1024
+MAX_GRAMMAR_BYTES = 256 << 10
+"""Text of one grammar; compiling takes time and memory in proportion."""
+MAX_TRIGGER_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,6 @@ class Limits:
 def check_sequence(seq: SequenceRequest, limits: Limits) -> SamplingParams:
     """The sampling to use, with max_new_tokens filled in. Raises BadRequest or ContextTooLong with the numbers."""
     _check_text_fields(seq)
-    _refuse_grammar(seq.sampling)
     _check_ids(seq.input_ids, limits.vocab_size, "input_ids")
     _check_logprobs(seq, limits.vocab_size)
     return msgspec.structs.replace(seq.sampling, **_fitted(len(seq.input_ids), seq.sampling, limits))
@@ -93,11 +96,26 @@ def _check_logprobs(seq: SequenceRequest, vocab_size: int) -> None:
             )
 
 
-def _refuse_grammar(sampling: SamplingParams) -> None:
-    """There is no grammar backend in this version; an answer that ignores the wish would look like a broken model."""
-    name = uses_grammar(sampling)
+def constraint_of(seq: SequenceRequest, vocab_size: int) -> Constraint | None:
+    """The one grammar a sequence asks for, in its sampling parameters or beside them. Raises BadRequest."""
+    name, constraint = uses_grammar(seq.sampling), seq.constraint
+    if name is not None and constraint is not None:
+        raise BadRequest(f"only one grammar can be set, got {name} and another of kind {constraint.grammar.kind}", param=name)
     if name is not None:
-        raise BadRequest(f"structured output is not available in this version: leave out {name}", param=name)
+        constraint = Constraint(grammar=GrammarText(kind=name, text=getattr(seq.sampling, name)))
+    if constraint is None:
+        return None
+    size = len(constraint.grammar.text.encode())
+    if size > MAX_GRAMMAR_BYTES:
+        raise BadRequest(f"a grammar may have {MAX_GRAMMAR_BYTES} bytes, got {size}", param=name)
+    trigger, bound = constraint.trigger_token_ids, constraint.bound_token_id
+    if len(trigger) > MAX_TRIGGER_TOKENS:
+        raise BadRequest(f"trigger_token_ids may have {MAX_TRIGGER_TOKENS} ids, got {len(trigger)}", param="trigger_token_ids")
+    if bound is not None and not trigger:
+        raise BadRequest("bound_token_id needs trigger_token_ids: it is they that are forced", param="bound_token_id")
+    if trigger:
+        _check_ids([*trigger, *([] if bound is None else [bound])], vocab_size, "trigger_token_ids and bound_token_id")
+    return constraint
 
 
 def _check_text_fields(seq: SequenceRequest) -> None:

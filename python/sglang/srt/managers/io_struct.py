@@ -10,6 +10,7 @@ from typing import Union
 
 import msgspec
 
+from sglang.srt.constrained.constraint import Constraint
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 
@@ -36,6 +37,7 @@ class GenerateReq(Message):
     deadline_s: float | None = None  # seconds this request may take in all, from its arrival at the scheduler
     swa_restore: str | None = None  # override of --swa-restore for this request
     prefill_truncation: str | None = None  # override of --prefill-truncation
+    constraint: Constraint | None = None  # a grammar for the output; the grammar fields of `sampling` are its sources
 
 
 class AbortReq(Message):
@@ -112,6 +114,7 @@ class RequestOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
     input_logprobs: TokenLogprobs | None = None  # complete, on the first output of the request only
     output_logprobs: TokenLogprobs | None = None  # for new_ids
     times: RequestTimes | None = None  # on the last output
+    ignored_keywords: list[str] = []  # "/pointer keyword" of a schema that were not enforced; on the last output
     spec: dict[str, float | list[int]] | None = None  # speculation counters, on the last output
 
 

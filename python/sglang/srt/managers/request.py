@@ -16,11 +16,13 @@ from sglang.srt.managers.io_struct import FinishReason, GenerateReq, RequestTime
 from sglang.srt.mem_cache.radix_cache import CacheKey, PrefixMatch
 
 if TYPE_CHECKING:
+    from sglang.srt.constrained.grammar_state import GrammarState
     from sglang.srt.managers.stop_checker import StopChecker
     from sglang.srt.sampling.sampling_state import SamplingState
 
 
 class ReqState(enum.Enum):
+    COMPILING = "compiling"  # its grammar is not ready; holds no memory
     WAITING = "waiting"  # in the queue, holds no memory
     RUNNING = "running"  # has a slot and pages
     RETRACTING = "retracting"  # chosen to give its memory back; a step in flight still uses it
@@ -46,6 +48,7 @@ class Req:
     ids: list[int] = field(init=False)
     num_prompt: int = field(init=False)
     state: ReqState = ReqState.WAITING
+    grammar: GrammarState | None = None  # follows `ids`, so it survives a retraction as it is
     finish: FinishReason | None = None
 
     # progress

@@ -14,6 +14,10 @@ Tokens of the step in flight are not known yet, so the next step feeds them by n
 to have ended gets one superfluous row, whose token is dropped. Memory that a step in flight may touch is not reused: a
 finished or retracted request keeps its pages and slot until no step in flight has rows of it (`Req.num_in_flight`), and
 pages replaced while running are freed by the step that may still read them (`Step.free_pages`).
+
+A request with a grammar waits beside the queue until the grammar is compiled (`GrammarQueue`). Which tokens its next step may
+sample depends on the token before, so a step in flight that samples for such a request is processed before the next one is
+planned: while grammars run, the overlapped loop goes like the plain one, and every request keeps its pace.
 """
 
 from __future__ import annotations
@@ -43,6 +47,7 @@ from sglang.srt.managers.io_struct import (
 )
 from sglang.srt.managers.request import Req, ReqState
 from sglang.srt.managers.schedule_policy import PrefillBudget, order_waiting, rank
+from sglang.srt.managers.scheduler_components.grammar_queue import POLL_S, GrammarQueue
 from sglang.srt.managers.scheduler_components.model_thread import ModelThread
 from sglang.srt.managers.scheduler_components.output_sender import OutputSender
 from sglang.srt.managers.scheduler_components.page_keeper import PageKeeper
@@ -77,6 +82,7 @@ class Scheduler:
         builder: RequestBuilder,
         keeper: PageKeeper,
         snapshots: SnapshotPlanner,
+        grammars: GrammarQueue,
         stats: StatsKeeper,
         num_history: int,
         describe: Callable[[], dict[str, object]] = dict,
@@ -89,6 +95,7 @@ class Scheduler:
         self.builder = builder
         self.keeper = keeper
         self.snapshots = snapshots
+        self.grammars = grammars
         self.stats = stats
         self.num_history = num_history
         self.describe = describe
@@ -112,6 +119,7 @@ class Scheduler:
             self.fail_all("the model worker failed")
             raise
         self.model.close()
+        self.grammars.close()
 
     def run_plain(self) -> None:
         """One step at a time; the oracle of the other loop."""
@@ -130,6 +138,9 @@ class Scheduler:
 
     def overlap(self, in_flight: Step | None) -> Step | None:
         """Launch the next step behind the one in flight, then process that one. Returns the new step in flight."""
+        if in_flight and in_flight.samples_in_grammar:
+            self.process(in_flight, self.model.wait(), in_flight=None)
+            in_flight = None
         step = self.schedule()
         if step:
             self.model.submit(step.build_input(self.num_history))
@@ -139,7 +150,7 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
-        return not self.resident and not self.queue
+        return not self.resident and not self.queue and not self.grammars
 
     @property
     def is_done(self) -> bool:
@@ -152,9 +163,17 @@ class Scheduler:
         if self.is_idle:
             self.on_idle()
         self.was_idle = self.is_idle
-        for message in self.inbox.receive(IDLE_POLL_S if self.is_idle and not self.is_done else 0.0):
+        for message in self.inbox.receive(self.poll_s):
             self.handle(message)
+        self.take_compiled()
         self.end_overdue()
+
+    @property
+    def poll_s(self) -> float:
+        """How long to wait for a message: not at all while there is work."""
+        if self.resident or self.queue or self.is_done:
+            return 0.0
+        return POLL_S if self.grammars else IDLE_POLL_S
 
     def handle(self, message: Message) -> None:
         match message:
@@ -178,12 +197,25 @@ class Scheduler:
             if msg.rid in self.by_rid:
                 raise BadRequest(f"request id {msg.rid} is in use by a request that has not ended")
             req = self.builder.build(msg, self.clock(), time.time())
-            self.queue.add(req, free_places=max(0, self.args.max_running_requests - len(self.resident)))
+            self.queue.refuse_if_full(len(self.grammars), free_places=max(0, self.args.max_running_requests - len(self.resident)))
+            if msg.constraint is None:
+                self.queue.add(req)
+            else:
+                self.grammars.add(req, self.clock())
         except ServiceError as error:
             refused = RequestOutput(rid=msg.rid, finish=abort_reason(error), prompt_tokens=len(msg.input_ids))
             self.sender.send(BatchOutput(outputs=[refused], stats=self.current_stats()))
             return
         self.by_rid[msg.rid] = req
+
+    def take_compiled(self) -> None:
+        """Requests whose grammar is ready go to the queue; those whose grammar is wrong end, alone."""
+        for req, error in self.grammars.take_finished(self.clock()):
+            if error is not None:
+                self.end_all([req], abort_reason(error))
+            else:
+                self.grammars.remove(req)
+                self.queue.add(req)
 
     def abort(self, msg: AbortReq) -> None:
         """Stop one request or all. Unknown ids have ended already, and are not counted."""
@@ -208,7 +240,7 @@ class Scheduler:
             if self.is_idle:
                 self.sender.send(FlushCacheReply(call_id=msg.call_id, success=True, message="cache flushed"))
             elif self.clock() >= deadline:
-                busy = f"cache not flushed: {self.num_running} requests are running and {len(self.queue)} are waiting"
+                busy = f"cache not flushed: {self.num_running} requests are running and {len(self.queue) + len(self.grammars)} are waiting"
                 self.sender.send(FlushCacheReply(call_id=msg.call_id, success=False, message=busy))
             else:
                 continue
@@ -257,6 +289,8 @@ class Scheduler:
             step.ops += taken[1]
         budget.spend(end - req.num_computed, is_continuing=is_continuing)
         step.add_rows(req, end)
+        if req.grammar is not None and req.num_pending:
+            req.sampling.vocab_mask = req.grammar.mask()
 
     def make_room(self, req: Req, end: int) -> int:
         """Pages up to position `end`, or as far as they go. With none at all, retract from the lowest rank upwards.
@@ -365,6 +399,8 @@ class Scheduler:
         """The last output of a request. Its memory goes in `settle`."""
         if req.state is ReqState.WAITING:
             self.queue.remove(req)
+        elif req.state is ReqState.COMPILING:
+            self.grammars.remove(req)
         req.state, req.finish, req.times.finished = ReqState.FINISHED, reason, time.time()
         del self.by_rid[req.rid]
         self.stats.count_finish(reason)
@@ -381,7 +417,8 @@ class Scheduler:
         self.keeper.release(req, cache=not failed)
         self.resident.remove(req)
         if req.state is ReqState.RETRACTING:
-            self.queue.put_back(req)
+            req.state = ReqState.WAITING
+            self.queue.add(req)
 
     def end_all(self, requests: list[Req], reason: FinishReason) -> None:
         """Finish several requests between two steps."""
@@ -414,7 +451,7 @@ class Scheduler:
         return sum(req.state is not ReqState.FINISHED for req in self.resident)
 
     def current_stats(self) -> SchedulerStats:
-        return self.stats.snapshot(self.num_running, len(self.queue))
+        return self.stats.snapshot(self.num_running, len(self.queue) + len(self.grammars))
 
     def state(self) -> dict[str, object]:
         """Resolved arguments, pools and counters, JSON-able."""

@@ -12,10 +12,13 @@ from typing import Any
 
 import zmq
 
+from sglang.srt.constrained.grammar import GrammarBackend
+from sglang.srt.constrained.manager import GrammarManager
 from sglang.srt.errors import ConfigError
 from sglang.srt.managers import io_struct
 from sglang.srt.managers.io_struct import GenerateReq, Message, SchedulerFailed, SchedulerReady
 from sglang.srt.managers.scheduler import MessageSource, Scheduler
+from sglang.srt.managers.scheduler_components.grammar_queue import GrammarQueue
 from sglang.srt.managers.scheduler_components.idle_sleeper import Inbox, end_with_parent
 from sglang.srt.managers.scheduler_components.model_thread import ForwardTimeout, ModelThread
 from sglang.srt.managers.scheduler_components.output_sender import OutputSender
@@ -94,7 +97,23 @@ def load(args: ServerArgs, inbox: MessageSource, send: Callable[[Message], None]
         progress.close()
     logger.info("model loaded in %.1f s", time.perf_counter() - started)
     logger.info("memory\n%s", as_table(runner.memory_table()))
-    return assemble(args, runner, tokenizer.eos_ids, tokenizer, inbox, send)
+    grammars = make_grammars(args, tokenizer, runner.config.vocab_size)
+    return assemble(args, runner, tokenizer.eos_ids, tokenizer, inbox, send, grammars)
+
+
+def make_grammars(args: ServerArgs, tokenizer: Tokenizer, vocab_size: int) -> GrammarManager | None:
+    """The compile thread, which begins to load the grammar library; None with --grammar-backend none."""
+    if args.grammar_backend == "none":
+        return None
+
+    def make_backend() -> GrammarBackend:
+        from sglang.srt.constrained.xgrammar_backend import XGrammarBackend
+
+        return XGrammarBackend(tokenizer, vocab_size, args.grammar_max_length_bounds)
+
+    manager = GrammarManager(make_backend, args.grammar_cache_bytes)
+    manager.warm_up()
+    return manager
 
 
 def as_table(rows: list[dict[str, Any]]) -> str:
@@ -111,6 +130,7 @@ def assemble(
     tokenizer: Tokenizer | None,
     inbox: MessageSource,
     send: Callable[[Message], None],
+    grammars: GrammarManager | None = None,
 ) -> tuple[Scheduler, SchedulerReady]:
     """Put the scheduler's parts together around a model runner (or a fake of one)."""
     config = runner.config
@@ -161,6 +181,7 @@ def assemble(
         snapshots=SnapshotPlanner(
             args.snapshot_interval, 0 if args.disable_radix_cache else max_snapshots, args.max_running_requests, runner.page_size
         ),
+        grammars=GrammarQueue(grammars, eos_ids, config.vocab_size, args.grammar_timeout_s),
         stats=StatsKeeper(keeper, args.decode_log_interval),
         num_history=config.engram_max_ngram_size - 1,
         describe=describe,

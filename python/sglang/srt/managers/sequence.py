@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sglang.srt.constrained.constraint import Constraint
 from sglang.srt.managers.io_struct import FinishReason, RequestOutput, TokenLogprobs
 from sglang.srt.sampling.sampling_params import SamplingParams
 
@@ -28,6 +29,7 @@ class SequenceRequest:
     deadline_s: float | None = None  # seconds this request may take in all; None: --request-timeout
     swa_restore: str | None = None  # override of --swa-restore
     prefill_truncation: str | None = None  # override of --prefill-truncation
+    constraint: Constraint | None = None  # a grammar for the output, beside or instead of the grammar fields of `sampling`
     label: str = ""  # route or caller, for the log
 
 

@@ -21,7 +21,7 @@ import msgspec
 
 from sglang.srt.errors import BadRequest, ConfigError, EngineFailed, Overloaded, ServiceError, from_status
 from sglang.srt.managers import io_struct
-from sglang.srt.managers.admission import Limits, check_sequence
+from sglang.srt.managers.admission import Limits, check_sequence, constraint_of
 from sglang.srt.managers.detokenizer import IncrementalDetokenizer
 from sglang.srt.managers.io_struct import (
     AbortReq,
@@ -235,6 +235,7 @@ class TokenizerManager:
             deadline_s=seq.deadline_s or self.args.request_timeout_s or None,
             swa_restore=seq.swa_restore,
             prefill_truncation=seq.prefill_truncation,
+            constraint=constraint_of(seq, self._limits.vocab_size),
         )
 
     async def _wait_for_rid(self, rid: str) -> None:

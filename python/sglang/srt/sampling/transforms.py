@@ -36,7 +36,7 @@ def adjust(row: torch.Tensor, state: SamplingState, position: int) -> torch.Tens
         state.penalties.apply_(row)
     if state.bias_ids is not None and state.bias_values is not None:
         row[state.bias_ids] += state.bias_values
-    if state.end_ids is not None and state.bans_end(position):
+    if state.end_ids is not None and state.bans_end(position) and not _only_ends(state.vocab_mask, state.end_ids):
         row[state.end_ids] = -math.inf
     if state.vocab_mask is not None:
         if not bool(state.vocab_mask.any()):
@@ -50,6 +50,11 @@ def adjust(row: torch.Tensor, state: SamplingState, position: int) -> torch.Tens
     if maximum == math.inf:  # infinitely more probable than the rest, and equally so among each other
         row = torch.where(row == math.inf, 0.0, -math.inf)
     return row
+
+
+def _only_ends(mask: torch.Tensor | None, end_ids: torch.Tensor) -> bool:
+    """True where the grammar is complete and allows nothing but the end: then min_new_tokens cannot be had."""
+    return mask is not None and int(mask.sum()) == int(mask[end_ids].sum())
 
 
 def first_argmax(row: torch.Tensor) -> int:

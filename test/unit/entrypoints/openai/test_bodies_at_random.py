@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sglang.srt.entrypoints.openai.chat_conversation import conversation_of
-from sglang.srt.entrypoints.openai.constraints import refuse_constraints
+from sglang.srt.entrypoints.openai.constraints import chat_constraint, constraint_of
 from sglang.srt.entrypoints.openai.protocol import ChatRequest, CompletionRequest, parse
 from sglang.srt.entrypoints.openai.recipe import Recipe
 from sglang.srt.errors import BadRequest
@@ -107,7 +107,7 @@ def test_mutated_chats_render_or_are_refused(recipe: Recipe, seed: int) -> None:
     def accept(body: bytes) -> None:
         request = parse(body, ChatRequest)
         rendered = recipe.render(conversation_of(request, {}))
-        refuse_constraints(request)
+        chat_constraint(request, rendered.tools, recipe.think_end_id)
         assert rendered.ids
         recipe.new_parser(rendered.plan)
 
@@ -116,5 +116,5 @@ def test_mutated_chats_render_or_are_refused(recipe: Recipe, seed: int) -> None:
 
 
 def test_mutated_completions_are_read_or_refused() -> None:
-    taken, refused = try_all(COMPLETIONS, 1, 400, lambda body: refuse_constraints(parse(body, CompletionRequest)))
+    taken, refused = try_all(COMPLETIONS, 1, 400, lambda body: constraint_of(parse(body, CompletionRequest)))
     assert taken > 20 and refused > 20

@@ -354,7 +354,8 @@ BAD_FIELDS: list[dict[str, Any]] = [
     {"stop": ["x"] * 100}, {"stop": 5}, {"logit_bias": {"x": 1}}, {"logit_bias": {"999999": 1}}, {"logit_bias": []},
     {"min_tokens": 50, "max_tokens": 10}, {"stop_regex": "(ab"}, {"stop_token_ids": [-1]}, {"rid": ""}, {"rid": 5}, {"timeout": -1},
     {"stream": "yes"}, {"stream_options": []}, {"repetition_penalty": 0}, {"frequency_penalty": 3}, {"priority": "high"},
-    {"regex": "a"}, {"ebnf": "root ::= \"a\""}, {"json_schema": "{}"}, {"response_format": {"type": "json_schema", "json_schema": {}}},
+    {"regex": "a", "ebnf": "root ::= \"a\""}, {"response_format": {"type": "json_schema", "json_schema": {}}},
+    {"regex": "a", "response_format": {"type": "regex", "regex": "a"}}, {"response_format": {"type": "poem"}},
     {"response_format": "json"}, {"cache_salt": "x" * 5000}, {"user": 5},
 ]  # fmt: skip
 BAD_CHAT: list[dict[str, Any]] = [
@@ -364,9 +365,8 @@ BAD_CHAT: list[dict[str, Any]] = [
     {"messages": [{"role": "assistant", "content": "x", "tool_calls": 5}, {"role": "user", "content": "x"}]},
     {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}]},
     {"tools": [{}]}, {"tools": 5}, {"tools": [{"type": "function", "function": {"name": "a b"}}]},
-    {"tools": [BASH], "tool_choice": "required"},
-    {"tools": [BASH], "tool_choice": {"type": "function", "function": {"name": "bash"}}}, {"tool_choice": "required"},
-    {"tools": [{"type": "function", "function": {**BASH["function"], "strict": True}}]}, {"reasoning_effort": "loud"},
+    {"tools": [BASH], "tool_choice": {"type": "function", "function": {"name": "fish"}}}, {"tool_choice": "required"},
+    {"tools": [BASH], "tool_choice": "required", "regex": "a"}, {"reasoning_effort": "loud"},
     {"reasoning_effort": 1000}, {"logprobs": True, "top_logprobs": 21}, {"logprobs": 1}, {"input_ids": [-1]}, {"input_ids": [10**9]},
     {"input_ids": []}, {"task": "dance"}, {"response_format": {"type": "json_object"}},
 ]  # fmt: skip

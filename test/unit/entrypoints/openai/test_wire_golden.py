@@ -33,7 +33,6 @@ ALLOWED = [
 # A case that is answered otherwise on purpose: the heading that explains it.
 DELIBERATE = {
     "chat_thinking_field_ignored": "`thinking` is honoured in chat",
-    "chat_json_schema": "Structured output is refused",
     "completions_echo_logprobs": "`text_offset` is filled, and `echo` has the prompt's logprobs",
 }
 
@@ -77,10 +76,6 @@ def check_thinking_field(answer: Any) -> None:
     assert (message["reasoning_content"], message["content"]) == ("I think so.", "The answer is 4 😀.")
 
 
-def check_json_schema(answer: Any) -> None:
-    assert answer.status_code == 400 and "structured output is not available in this version" in answer.json()["message"]
-
-
 def check_text_offset(answer: Any) -> None:
     ours, theirs = answer.json()["choices"][0], CASES["completions_echo_logprobs"]["json"]["choices"][0]
     assert ours["text"] == theirs["text"] and ours["finish_reason"] == theirs["finish_reason"]
@@ -91,7 +86,6 @@ def check_text_offset(answer: Any) -> None:
 
 DELIBERATE_CHECKS = {
     "chat_thinking_field_ignored": check_thinking_field,
-    "chat_json_schema": check_json_schema,
     "completions_echo_logprobs": check_text_offset,
 }
 

@@ -29,9 +29,14 @@ def conversation_of(request: ChatRequest, default_kwargs: dict[str, Any]) -> Cha
         effort=_effort_of(request, default_kwargs) if thinking else None,
         tools=tools,
         tool_choice=tool_choice,
-        response_format=request.response_format,
+        response_format=_shown_format(request.response_format),
         task=request.task,
     )
+
+
+def _shown_format(response_format: dict[str, Any] | None) -> dict[str, Any] | None:
+    """What the prompt says about the form of the answer: nothing of a structural tag, which only the grammar knows."""
+    return None if (response_format or {}).get("type") == "structural_tag" else response_format
 
 
 def wants_thinking(request: ChatRequest, default_kwargs: dict[str, Any]) -> bool:

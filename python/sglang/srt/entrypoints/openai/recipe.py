@@ -1,6 +1,6 @@
 """Everything that touches deepseek-recipe: conversations become prompt ids, output ids become reasoning, text and calls.
 
-No other module knows a marker, a template or the markup of a tool call.
+No other module knows a marker, a template or the markup of a tool call, but for the grammar in `tool_grammar`.
 
     ChatConversation ──convert──► recipe conversation ──encode──► prompt ids
                                         └────────────► ParsingPlan ──new_parser──► OutputParser
@@ -87,6 +87,7 @@ class ParsingPlan:
 class RenderedPrompt:
     ids: list[int]
     plan: ParsingPlan = field(default_factory=ParsingPlan)
+    tools: list[dict[str, Any]] = field(default_factory=list)  # as shown, those with `strict` normalised
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True):
@@ -170,12 +171,16 @@ class Recipe:
         )
         if chat.task is not None:
             return self._with_task(ids, plan, chat.task, chat.thinking)
-        return RenderedPrompt(ids, plan)
+        return RenderedPrompt(ids, plan, _normalised_tools(request))
 
     def plan_for_ids(self, chat: ChatConversation) -> ParsingPlan:
         """The plan when the client brought the prompt ids itself: only the thinking switch and the tools count."""
         stage = dr.ThinkingInitialStage.ReasoningStart if chat.thinking else None
         return ParsingPlan(stage=stage, tool_calls=bool(chat.tools))
+
+    def normalised_tools(self, chat: ChatConversation) -> list[dict[str, Any]]:
+        """The tools as `render` would show them. Raises BadRequest."""
+        return _normalised_tools(self.convert("chat", chat.body())) if chat.tools else []
 
     def _with_effort_number(self, ids: list[int], effort: int) -> list[int]:
         # Digits are a pre-token of their own, so exchanging them leaves the tokens around them as they were.
@@ -280,6 +285,12 @@ def _merged(chunks: Sequence[Any]) -> OutputDelta:
             merged.content += choice.delta.content or ""
             merged.tool_calls += [ToolCallDelta(c.index, c.function.arguments, c.function.name) for c in choice.delta.tool_calls or ()]
     return merged
+
+
+def _normalised_tools(request: dr.ConversationRequest) -> list[dict[str, Any]]:
+    """The tools of a conversation; recipe has rebuilt the schemas of strict ones."""
+    constraint = request.inference_options.output_constraint
+    return json.loads(constraint.schema) if constraint is not None and constraint.kind.startswith("tool_call") else []
 
 
 def _conversion_message(error: dr.ConversionError) -> str:

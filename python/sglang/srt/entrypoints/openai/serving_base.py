@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
+from sglang.srt.constrained.constraint import Constraint
 from sglang.srt.entrypoints.generate import MAX_SEQUENCES
 from sglang.srt.entrypoints.meta_info import meta_info
 from sglang.srt.entrypoints.openai.protocol import CommonRequest, as_list, parse
@@ -208,6 +209,7 @@ class Serving(ABC, Generic[R]):
         return_logprob: bool,
         top_logprobs: int,
         input_logprobs: bool = False,
+        constraint: Constraint | None = None,
     ) -> list[SequenceRequest]:
         """n sequences of each prompt, prompt-major. Every one has noise of its own, also under one seed."""
         count = len(prompts) * request.n
@@ -231,6 +233,7 @@ class Serving(ABC, Generic[R]):
                 deadline_s=request.timeout,
                 swa_restore=request.swa_restore,
                 prefill_truncation=request.prefill_truncation,
+                constraint=constraint,
                 label=self.id_prefix,
             )
             for index in range(count)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sglang.srt.entrypoints.openai.chat_conversation import conversation_of
-from sglang.srt.entrypoints.openai.constraints import refuse_constraints
+from sglang.srt.entrypoints.openai.constraints import chat_constraint
 from sglang.srt.entrypoints.openai.logprobs import chat_logprobs
 from sglang.srt.entrypoints.openai.protocol import ChatRequest, as_list
 from sglang.srt.entrypoints.openai.recipe import OutputDelta, ParsingPlan, Recipe, RenderedPrompt, ToolCallDelta
@@ -56,13 +56,14 @@ class ChatServing(Serving[ChatRequest]):
 
     async def prepare(self, request: ChatRequest) -> ChatReply:
         rendered = await self._render(request)
-        refuse_constraints(request)
+        think_end_id = self.recipe.think_end_id if rendered.plan.starts_in_reasoning else None
         sequences = self.sequences_of(
             request,
             [rendered.ids],
             self.sampling(request, request.limit),
             return_logprob=request.logprobs,
             top_logprobs=(request.top_logprobs or 0) if request.logprobs else 0,
+            constraint=chat_constraint(request, rendered.tools, think_end_id),
         )
         return ChatReply(
             request,
@@ -78,7 +79,7 @@ class ChatServing(Serving[ChatRequest]):
     async def _render(self, request: ChatRequest) -> RenderedPrompt:
         conversation = conversation_of(request, self._template_kwargs)
         if request.input_ids is not None:
-            return RenderedPrompt(request.input_ids, self.recipe.plan_for_ids(conversation))
+            return RenderedPrompt(request.input_ids, self.recipe.plan_for_ids(conversation), self.recipe.normalised_tools(conversation))
         if sum(len(str(message)) for message in conversation.messages) > _RENDER_IN_THREAD_BYTES:
             return await asyncio.to_thread(self.recipe.render, conversation)
         return self.recipe.render(conversation)

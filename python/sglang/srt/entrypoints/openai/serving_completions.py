@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sglang.srt.entrypoints.generate import encode_all
-from sglang.srt.entrypoints.openai.constraints import refuse_constraints
+from sglang.srt.entrypoints.openai.constraints import constraint_of
 from sglang.srt.entrypoints.openai.logprobs import CompletionLogprobs
 from sglang.srt.entrypoints.openai.protocol import CompletionRequest
 from sglang.srt.entrypoints.openai.serving_base import Json, Reply, Serving
@@ -22,7 +22,7 @@ class CompletionServing(Serving[CompletionRequest]):
     id_prefix = "cmpl-"
 
     async def prepare(self, request: CompletionRequest) -> CompletionReply:
-        refuse_constraints(request)
+        constraint = constraint_of(request)
         if request.suffix:
             raise BadRequest("suffix is not supported: this model has no template for filling in the middle", param="suffix")
         if request.logprobs is not None and request.logprobs < 0:
@@ -37,6 +37,7 @@ class CompletionServing(Serving[CompletionRequest]):
             return_logprob=wanted,
             top_logprobs=request.logprobs or 0,
             input_logprobs=wanted and request.echo,
+            constraint=constraint,
         )
         echoes = [self._text_of(prompt, request) for prompt in texts] if request.echo else []
         return CompletionReply(

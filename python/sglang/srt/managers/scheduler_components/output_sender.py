@@ -45,6 +45,7 @@ class OutputSender:
             input_logprobs=req.input_logprobs if is_first else None,
             output_logprobs=req.output_logprobs,
             times=_copy(req.times) if is_last else None,
+            ignored_keywords=list(req.grammar.ignored) if is_last and req.grammar is not None else [],
         )
         req.has_output = True
         req.num_emitted = req.num_output

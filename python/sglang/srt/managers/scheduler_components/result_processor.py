@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sglang.srt.constrained.grammar_state import GrammarState
 from sglang.srt.managers.io_struct import FinishReason, TokenLogprobs
 from sglang.srt.managers.request import Req
 from sglang.srt.model_executor.step import SampledToken
@@ -19,7 +20,16 @@ def commit(req: Req, token: SampledToken) -> FinishReason | None:
     req.ids.append(token.id)
     if req.msg.return_logprob:
         _collect_output_logprob(req, token)
-    return req.stop.check(token.id)
+    reason = req.stop.check(token.id)
+    return reason if req.grammar is None else _follow_grammar(req, req.grammar, token.id) or reason
+
+
+def _follow_grammar(req: Req, grammar: GrammarState, token_id: int) -> FinishReason | None:
+    """Advance the grammar. An answer that is complete ends here, also where EOS alone would not end it."""
+    refusal = grammar.advance(token_id)
+    if refusal is not None:
+        return FinishReason(type="abort", message=f"request {req.rid}: {refusal}", status_code=500, err_type="InternalServerError")
+    return FinishReason(type="stop", matched=token_id) if grammar.is_terminated else None
 
 
 def collect_prompt_logprobs(req: Req, part: TokenLogprobs) -> None:

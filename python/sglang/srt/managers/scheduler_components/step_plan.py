@@ -43,6 +43,11 @@ class Step:
     def num_prompt_rows(self) -> int:
         return sum(row.end - row.start for row in self.rows if row.end - row.start > 1)
 
+    @property
+    def samples_in_grammar(self) -> bool:
+        """True where the next step's masks depend on tokens of this one."""
+        return any(row.samples and row.req.grammar is not None and not row.req.is_finished for row in self.rows)
+
     def add_rows(self, req: Req, end: int) -> None:
         """Let `req` compute up to `end` in this step and advance its counters."""
         samples = end == req.num_known

@@ -21,16 +21,15 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Req]:
         return iter(tuple(self._waiting))
 
-    def add(self, req: Req, free_places: int) -> None:
-        """Enqueue a new request. Raises Overloaded if more wait than --max-queued-requests and the `free_places` that are
-        about to be filled from the queue."""
-        limit = self._max + free_places
-        if len(self._waiting) >= limit:
-            raise Overloaded(f"{len(self._waiting)} requests are waiting already (--max-queued-requests {self._max}); try again later")
-        self._waiting.append(req)
+    def refuse_if_full(self, others: int, free_places: int) -> None:
+        """Raises Overloaded if more wait, with `others` that will come here, than --max-queued-requests and the `free_places`
+        that are about to be filled from the queue."""
+        waiting = len(self._waiting) + others
+        if waiting >= self._max + free_places:
+            raise Overloaded(f"{waiting} requests are waiting already (--max-queued-requests {self._max}); try again later")
 
-    def put_back(self, req: Req) -> None:
-        """A retracted request returns; it was accepted once, so no limit applies."""
+    def add(self, req: Req) -> None:
+        """Enqueue a request that was accepted: new, compiled, or retracted."""
         req.state = ReqState.WAITING
         self._waiting.append(req)
 
