@@ -104,7 +104,12 @@ def test_a_grammar_field_becomes_the_constraint(name):
 
 @pytest.mark.parametrize(
     "fields",
-    [{"bound_token_id": 3}, {"trigger_token_ids": (100,)}, {"trigger_token_ids": (3,), "bound_token_id": -1}, {"trigger_token_ids": (1,) * 65}],
+    [
+        {"bound_token_id": 3},
+        {"trigger_token_ids": (100,)},
+        {"trigger_token_ids": (3,), "bound_token_id": -1},
+        {"trigger_token_ids": (1,) * 65},
+    ],
 )
 def test_impossible_triggers_are_refused(fields):
     constraint = Constraint(grammar=GrammarText(kind="regex", text="x"), **fields)
