@@ -94,6 +94,8 @@ class ServerArgs:
         "model", "defaults of the OpenAI routes: the model's generation_config.json, or OpenAI's", choices=("model", "openai")
     )
     allow_auto_truncate: bool = flag(False, "clip max_tokens to the context instead of refusing")
+    enable_response_store: bool = flag(False, "keep responses of /v1/responses in memory, so that requests can refer to them")
+    response_store_bytes: int = flag(256 << 20, "bytes of JSON the response store may hold; the least recently used go first")
     reasoning_parser: str | None = flag("deepseek-v41", "accepted for compatibility; output is always parsed by deepseek-recipe")
     tool_call_parser: str | None = flag("deepseekv41", "accepted for compatibility")
     default_chat_template_kwargs: str = flag("{}", "JSON object: defaults of chat_template_kwargs")
@@ -158,6 +160,7 @@ RULES: tuple[Rule, ...] = (
         lambda a: "" in (a.api_key, a.admin_api_key),
         lambda a: "--api-key and --admin-api-key must not be empty: an empty key would protect nothing",
     ),
+    Rule(lambda a: a.response_store_bytes < 1, lambda a: f"--response-store-bytes must be positive, found {a.response_store_bytes}"),
     Rule(lambda a: a.max_body_bytes < 1, lambda a: f"--max-body-bytes must be positive, found {a.max_body_bytes}"),
     Rule(lambda a: a.grammar_timeout_s <= 0, lambda a: f"--grammar-timeout-s must be positive, found {a.grammar_timeout_s}"),
     Rule(lambda a: a.grammar_cache_bytes < 0, lambda a: f"--grammar-cache-bytes must not be negative, found {a.grammar_cache_bytes}"),

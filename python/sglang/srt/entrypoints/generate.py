@@ -54,6 +54,7 @@ async def read_job(body: dict[str, Any], manager: TokenizerManager) -> GenerateJ
         sequences += _choices(prompt, sampling, fields, index, is_stream, manager)
         if len(sequences) > MAX_SEQUENCES:
             raise BadRequest(f"a request may have {MAX_SEQUENCES} prompts x n, got more")
+    manager.check_count(len(sequences))
     _name(sequences, body.get("rid"), manager)
     return GenerateJob(sequences, is_single and len(sequences) == 1, is_stream, _flag(body, "return_text_in_logprobs"))
 

@@ -24,11 +24,13 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
+from sglang.srt.entrypoints.anthropic.router import build_router as build_anthropic_router
 from sglang.srt.entrypoints.error_replies import error_response, family_of
 from sglang.srt.entrypoints.launcher import EngineCore
 from sglang.srt.entrypoints.middleware import ServiceMiddleware
 from sglang.srt.entrypoints.native_routes import NativeRoutes
 from sglang.srt.entrypoints.openai.router import build_router as build_openai_router
+from sglang.srt.entrypoints.openai.serving_chat import ChatServing
 from sglang.srt.errors import ConfigError, ServiceError
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.observability.logging import setup_logging
@@ -44,7 +46,8 @@ REPLY_TIMEOUT_S = 3.0
 def build_app(manager: TokenizerManager, launch_command: str = "") -> FastAPI:
     """The whole HTTP surface over one tokenizer manager; it need not have been started yet."""
     app = FastAPI(title="sglang", version=__version__, docs_url=None, redoc_url=None)
-    routers = [NativeRoutes(manager, launch_command).router(), build_openai_router(manager)]
+    chat = ChatServing(manager)
+    routers = [NativeRoutes(manager, launch_command, chat).router(), build_openai_router(chat), build_anthropic_router(chat)]
     for router in routers:
         app.include_router(router)
     app.add_exception_handler(ServiceError, _reply_to_error)

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from fastapi import APIRouter
@@ -25,6 +25,9 @@ from sglang.srt.observability import metrics
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.version import __version__
 
+if TYPE_CHECKING:  # the OpenAI routes use this module's helpers
+    from sglang.srt.entrypoints.openai.serving_chat import ChatServing
+
 logger = logging.getLogger(__name__)
 
 HEALTH_TIMEOUT_S = 20.0
@@ -40,8 +43,10 @@ def json_response(value: Any, status: int = 200) -> Response:
 class NativeRoutes:
     """Handlers, bound to one tokenizer manager."""
 
-    def __init__(self, manager: TokenizerManager, launch_command: str = ""):
+    def __init__(self, manager: TokenizerManager, launch_command: str = "", chat: ChatServing | None = None):
+        """`chat` renders messages for /tokenize."""
         self._manager = manager
+        self._chat = chat
         self._launch_command = launch_command
 
     def router(self) -> APIRouter:
@@ -181,15 +186,26 @@ class NativeRoutes:
     # -- text and ids ------------------------------------------------------------------------------------------------
 
     async def tokenize(self, request: Request) -> Response:
-        """Ids of `prompt`, a string or a list of strings."""
-        prompt = (await read_object(request)).get("prompt")
+        """Ids of `prompt`, a string or a list of strings; or of the prompt that a chat request with these `messages` would have."""
+        body = await read_object(request)
+        prompt, messages = body.get("prompt"), body.get("messages")
+        if (prompt is None) == (messages is None):
+            raise BadRequest(f"exactly one of prompt and messages must be given, found {'neither' if prompt is None else 'both'}")
         many = isinstance(prompt, list)
-        texts: list[Any] = prompt if isinstance(prompt, list) else [prompt]
-        if not texts or not all(isinstance(text, str) for text in texts):
-            raise BadRequest("prompt must be a string or a list of strings", param="prompt")
-        ids = await encode_all(texts, self._manager)
+        if messages is not None:
+            ids = [await self._render(await request.body())]
+        else:
+            texts: list[Any] = prompt if isinstance(prompt, list) else [prompt]
+            if not texts or not all(isinstance(text, str) for text in texts):
+                raise BadRequest("prompt must be a string or a list of strings", param="prompt")
+            ids = await encode_all(texts, self._manager)
         count = [len(item) for item in ids] if many else len(ids[0])
         return json_response({"tokens": ids if many else ids[0], "count": count, "max_model_len": self._manager.context_length})
+
+    async def _render(self, body: bytes) -> list[int]:
+        if self._chat is None:
+            raise BadRequest("messages cannot be rendered here; send a prompt", param="messages")
+        return (await self._chat.render(self._chat.read(body))).ids
 
     async def detokenize(self, request: Request) -> Response:
         """Text of `tokens`, a list of ids or a list of such lists."""

@@ -171,6 +171,14 @@ class TokenizerManager:
         """Tokens an answer to a prompt of this length may have."""
         return self._limits.room(prompt_tokens)
 
+    def check_count(self, count: int) -> None:
+        """Refuse a request whose sequences can never be here all at once; a 503 would invite it to come again. Raises BadRequest."""
+        if count > self._max_sequences:
+            raise BadRequest(
+                f"the request asks for {count} answers (prompts x n), but this worker takes {self._max_sequences} at a time: "
+                f"{self.args.max_running_requests} running and {self.args.max_queued_requests} waiting; ask for fewer at once"
+            )
+
     async def run(self, seq: SequenceRequest, *, is_internal: bool = False) -> AsyncGenerator[SequenceOutput, None]:
         """Outputs of one sequence until the one with a finish reason.
 

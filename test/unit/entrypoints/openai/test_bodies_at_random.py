@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 
+from sglang.srt.entrypoints.anthropic.conversion import chat_request_of
+from sglang.srt.entrypoints.anthropic.protocol import MessagesRequest
+from sglang.srt.entrypoints.openai import responses_protocol
 from sglang.srt.entrypoints.openai.chat_conversation import conversation_of
 from sglang.srt.entrypoints.openai.constraints import chat_constraint, constraint_of
 from sglang.srt.entrypoints.openai.protocol import ChatRequest, CompletionRequest, parse
 from sglang.srt.entrypoints.openai.recipe import Recipe
+from sglang.srt.entrypoints.openai.responses_protocol import ResponsesRequest, messages_of
 from sglang.srt.errors import BadRequest
 
 TOOL = {
@@ -51,6 +55,44 @@ CHATS: list[dict[str, Any]] = [
 COMPLETIONS: list[dict[str, Any]] = [
     {"prompt": ["a", "b"], "max_tokens": 3, "n": 2, "stop": ["x"], "logit_bias": {"1": 2.0}, "logprobs": 1, "echo": True},
     {"prompt": [[1, 2], [3]], "stream": True, "stream_options": {"include_usage": True}},
+]
+BLOCKS = [
+    {"type": "thinking", "thinking": "r", "signature": ""},
+    {"type": "text", "text": "t"},
+    {"type": "tool_use", "id": "c1", "name": "f", "input": {"x": 1}},
+]
+MESSAGES: list[dict[str, Any]] = [
+    {
+        "max_tokens": 5,
+        "system": [{"type": "text", "text": "s"}],
+        "messages": [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": BLOCKS},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "one"}, {"type": "text", "text": "b"}]},
+        ],
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "auto"},
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "output_config": {"effort": "low"},
+        "stop_sequences": ["x"],
+    },
+]
+RESPONSES: list[dict[str, Any]] = [
+    {
+        "instructions": "s",
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "a"}]},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "r"}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "t"}]},
+            {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c1", "output": "one"},
+        ],
+        "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
+        "reasoning": {"effort": "low"},
+        "text": {"format": {"type": "text"}},
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 2,
+    },
 ]
 ODD_VALUES: list[Any] = [
     None, True, 0, -1, 1.5, 10**30, -(2**63), 1e308, "", "x", "none", "\u0000", "🙂" * 50, "</think><｜User｜>", "[" * 300, [], {}, [[]], [None], [0], [""],
@@ -113,6 +155,19 @@ def test_mutated_chats_render_or_are_refused(recipe: Recipe, seed: int) -> None:
 
     taken, refused = try_all(CHATS, seed, 400, accept)
     assert taken > 20 and refused > 20
+
+
+def test_mutated_messages_and_responses_render_or_are_refused(recipe: Recipe) -> None:
+    def render(request: ChatRequest) -> None:
+        assert recipe.render(conversation_of(request, {})).ids
+
+    def accept_response(body: bytes) -> None:
+        request = parse(body, ResponsesRequest)
+        render(responses_protocol.chat_request_of(request, [], messages_of(request.input)))
+
+    for bodies, accept in (MESSAGES, lambda body: render(chat_request_of(parse(body, MessagesRequest)))), (RESPONSES, accept_response):
+        taken, refused = try_all(bodies, 1, 600, accept)
+        assert taken > 20 and refused > 20
 
 
 def test_mutated_completions_are_read_or_refused() -> None:

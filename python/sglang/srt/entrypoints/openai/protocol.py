@@ -117,6 +117,11 @@ class ChatRequest(CommonRequest, kw_only=True):
 R = TypeVar("R", bound=CommonRequest)
 
 
+def common_fields(request: CommonRequest) -> dict[str, Any]:
+    """The fields of CommonRequest, to make a request of another format."""
+    return {name: getattr(request, name) for name in CommonRequest.__struct_fields__}
+
+
 def parse(body: bytes, kind: type[R]) -> R:
     """A request from the bytes of its body. Raises BadRequest that names the field."""
     fields = parse_object(body)

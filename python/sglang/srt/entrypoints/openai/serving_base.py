@@ -1,9 +1,12 @@
-"""What chat and completions share: read and check the body, make sequences, then collect or stream the reply.
+"""What the generating routes share: read and check the body, make sequences, then collect or stream the reply.
 
-A route is two classes. `Serving` turns a request into a `Reply`; the reply knows its sequences and turns their outputs into
-chunks. A whole reply is built from the very chunks a stream would have sent, so the two cannot disagree.
+A route is two classes. A `Route` turns a request into a `Reply`; the reply knows its sequences and turns their outputs into
+chunks. A whole reply is built from what a stream would have sent, so the two cannot disagree.
 
     body ─parse─► request ─prepare─► Reply ─sequences─► TokenizerManager.run ×n ─take─► chunks ─► SSE, or one JSON object
+
+    Route ── Serving ── CompletionServing, ChatServing        Reply ── ChoicesReply ── CompletionReply, ChatReply
+      └───── MessagesServing, ResponsesServing (over ChatServing)  └── MessagesReply, ResponsesReply
 
 Errors before the first output are HTTP errors; later ones are an event that ends the stream.
 """
@@ -23,12 +26,13 @@ from typing import Any, ClassVar, Generic, TypeVar
 import msgspec
 
 from sglang.srt.constrained.constraint import Constraint
+from sglang.srt.entrypoints.error_replies import Family, error_body
 from sglang.srt.entrypoints.generate import MAX_SEQUENCES
 from sglang.srt.entrypoints.meta_info import meta_info
 from sglang.srt.entrypoints.openai.protocol import CommonRequest, as_list, parse
 from sglang.srt.entrypoints.openai.usage import ChoiceUsage, usage_of
 from sglang.srt.entrypoints.sse import DONE, data_event, merge
-from sglang.srt.errors import BadRequest
+from sglang.srt.errors import BadRequest, ServiceError
 from sglang.srt.managers.sequence import SequenceOutput, SequenceRequest
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.sampling.sampling_params import MAX_N, SamplingParams, parse_sampling_params
@@ -69,22 +73,20 @@ def model_sampling_defaults(args: ServerArgs) -> Json:
 class Reply(ABC):
     """The answer to one request in the making. One per request; not shared between tasks."""
 
-    object_name: ClassVar[str]  # of a whole reply
-    chunk_name: ClassVar[str]
+    family: ClassVar[Family] = "openai"
 
-    def __init__(self, request: CommonRequest, *, id: str, model: str, sequences: list[SequenceRequest], report_cache: bool):
+    def __init__(self, request: CommonRequest, *, id: str, model: str, sequences: list[SequenceRequest]):
         """`sequences` are numbered as the choices will be: prompt-major, n of each prompt."""
         self.request = request
         self.id = id
         self.model = model
         self.created = int(time.time())
         self.sequences = sequences
-        self._report_cache = report_cache
         self.usages = [ChoiceUsage(prompt=index // request.n) for index in range(len(sequences))]
         self._last: list[SequenceOutput | None] = [None] * len(sequences)
 
     def take(self, index: int, output: SequenceOutput) -> Iterator[Json]:
-        """Chunks for what one step added to one choice."""
+        """Chunks for what one step added to one choice. Read it to its end: that is what adds the step to the reply."""
         usage = self.usages[index]
         usage.prompt_tokens, usage.cached_tokens = output.prompt_tokens, output.cached_tokens
         usage.completion_tokens = output.completion_tokens
@@ -94,16 +96,62 @@ class Reply(ABC):
     @abstractmethod
     def _take(self, index: int, output: SequenceOutput) -> Iterator[Json]: ...
 
+    @abstractmethod
     def end(self) -> Iterator[Json]:
-        """Chunks after all choices have ended, without usage."""
-        yield from ()
+        """Chunks after all choices have ended."""
+
+    @abstractmethod
+    def whole(self) -> Json:
+        """The reply in one object, once every output has been taken."""
+
+    @abstractmethod
+    def event(self, chunk: Json) -> bytes:
+        """A chunk as a server-sent event."""
+
+    @abstractmethod
+    def error_event(self, error: ServiceError) -> bytes:
+        """What ends a stream that broke after its start."""
+
+    def closing(self) -> bytes:
+        """Bytes after the last chunk."""
+        return b""
+
+
+class ChoicesReply(Reply):
+    """A reply in the form of completions and chat: a list of numbered choices."""
+
+    object_name: ClassVar[str]  # of a whole reply
+    chunk_name: ClassVar[str]
+
+    def __init__(self, request: CommonRequest, *, report_cache: bool, include_usage: bool, **common: Any):
+        """`include_usage`: whether a stream ends with a usage chunk."""
+        super().__init__(request, **common)
+        self._report_cache = report_cache
+        self._include_usage = include_usage
 
     @abstractmethod
     def _choice(self, index: int) -> Json:
         """One entry of `choices` of a whole reply."""
 
+    def end(self) -> Iterator[Json]:
+        """Finish chunks, then usage in a chunk of its own, and only when asked for."""
+        yield from self._finish_chunks()
+        if self._include_usage:
+            yield self.usage_chunk()
+
+    def _finish_chunks(self) -> Iterator[Json]:
+        yield from ()
+
+    def event(self, chunk: Json) -> bytes:
+        return data_event(chunk)
+
+    def error_event(self, error: ServiceError) -> bytes:
+        return data_event(error_body(self.family, error)) + DONE
+
+    def closing(self) -> bytes:
+        return DONE
+
     def whole(self) -> Json:
-        """The reply in one object, once every output has been taken."""
         reply = self._envelope(self.object_name, [self._choice(index) for index in range(len(self.sequences))])
         reply["usage"] = self.usage()
         first = self._last[0]
@@ -149,7 +197,7 @@ class Reply(ABC):
         return extension
 
 
-class Serving(ABC, Generic[R]):
+class Route(ABC, Generic[R]):
     """One route. Built once; `prepare` is called for each request."""
 
     request_type: type[R]
@@ -157,10 +205,9 @@ class Serving(ABC, Generic[R]):
 
     def __init__(self, tm: TokenizerManager):
         self.tm = tm
-        self._sampling_defaults = model_sampling_defaults(tm.args)
 
     def read(self, body: bytes) -> R:
-        """The request in a body, checked as far as both routes go. Raises BadRequest."""
+        """The request in a body, checked as far as all routes go. Raises BadRequest."""
         request = parse(body, self.request_type)
         if not 1 <= request.n <= MAX_N:
             raise BadRequest(f"n must be in 1..{MAX_N}, found {request.n}", param="n")
@@ -172,6 +219,17 @@ class Serving(ABC, Generic[R]):
 
     def new_id(self) -> str:
         return self.id_prefix + uuid.uuid4().hex
+
+
+class Serving(Route[R]):
+    """A route that makes its sequences itself."""
+
+    def __init__(self, tm: TokenizerManager):
+        super().__init__(tm)
+        self._sampling_defaults = model_sampling_defaults(tm.args)
+
+    def include_usage(self, request: R) -> bool:
+        return request.includes_usage(self.tm.args.stream_response_default_include_usage)
 
     def sampling(self, request: R, max_tokens: int | None) -> SamplingParams:
         """Sampling of a request: what it says, else what the model says, else SGLang's defaults. Raises BadRequest."""
@@ -215,6 +273,7 @@ class Serving(ABC, Generic[R]):
         count = len(prompts) * request.n
         if count > MAX_SEQUENCES:
             raise BadRequest(f"{len(prompts)} prompts with n = {request.n} ask for {count} answers, the limit is {MAX_SEQUENCES}")
+        self.tm.check_count(count)
         if not 0 <= top_logprobs <= MAX_TOP_LOGPROBS:
             raise BadRequest(f"logprobs for at most {MAX_TOP_LOGPROBS} tokens a position, found {top_logprobs}", param="top_logprobs")
         # One seed gives n different answers, the first of which is that of n = 1.
@@ -255,16 +314,15 @@ async def collect(tm: TokenizerManager, reply: Reply) -> Json:
 
 
 async def stream(tm: TokenizerManager, reply: Reply) -> AsyncGenerator[bytes]:
-    """The events of a reply. Usage comes in a chunk of its own after all finish chunks, and only when asked for."""
+    """The events of a reply."""
     async with aclosing(_outputs(tm, reply)) as steps:
         async for index, output in steps:
             for chunk in reply.take(index, output):
-                yield data_event(chunk)
+                yield reply.event(chunk)
     for chunk in reply.end():
-        yield data_event(chunk)
-    if reply.request.includes_usage(tm.args.stream_response_default_include_usage):
-        yield data_event(reply.usage_chunk())
-    yield DONE
+        yield reply.event(chunk)
+    if closing := reply.closing():
+        yield closing
 
 
 def _outputs(tm: TokenizerManager, reply: Reply) -> AsyncGenerator[tuple[int, SequenceOutput]]:

@@ -5,22 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
+from sglang.srt.entrypoints.openai.chat_choice import ChatChoice
 from sglang.srt.entrypoints.openai.chat_conversation import conversation_of
 from sglang.srt.entrypoints.openai.constraints import chat_constraint
-from sglang.srt.entrypoints.openai.logprobs import chat_logprobs
-from sglang.srt.entrypoints.openai.protocol import ChatRequest, as_list
-from sglang.srt.entrypoints.openai.recipe import OutputDelta, ParsingPlan, Recipe, RenderedPrompt, ToolCallDelta
-from sglang.srt.entrypoints.openai.serving_base import Json, Reply, Serving
-from sglang.srt.entrypoints.openai.stop_hold import StopHold
-from sglang.srt.entrypoints.openai.usage import ReasoningCounter
+from sglang.srt.entrypoints.openai.protocol import ChatRequest
+from sglang.srt.entrypoints.openai.recipe import OutputDelta, Recipe, RenderedPrompt
+from sglang.srt.entrypoints.openai.serving_base import ChoicesReply, Json, Serving
 from sglang.srt.errors import BadRequest, ConfigError
-from sglang.srt.managers.io_struct import FinishReason
-from sglang.srt.managers.sequence import SequenceOutput
-from sglang.srt.managers.tokenizer import Tokenizer
+from sglang.srt.managers.sequence import SequenceOutput, SequenceRequest
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 logger = logging.getLogger(__name__)
@@ -55,7 +51,19 @@ class ChatServing(Serving[ChatRequest]):
             logger.warning("%s", error.message)
 
     async def prepare(self, request: ChatRequest) -> ChatReply:
-        rendered = await self._render(request)
+        turn = await self.turn(request)
+        return ChatReply(
+            request,
+            id=self.new_id(),
+            model=request.model or self.tm.args.model_name,
+            report_cache=self.tm.args.enable_cache_report,
+            include_usage=self.include_usage(request),
+            turn=turn,
+        )
+
+    async def turn(self, request: ChatRequest) -> ChatTurn:
+        """Render, tokenize and check a request; all chat formats come through here. Raises BadRequest."""
+        rendered = await self.render(request)
         think_end_id = self.recipe.think_end_id if rendered.plan.starts_in_reasoning else None
         sequences = self.sequences_of(
             request,
@@ -65,18 +73,10 @@ class ChatServing(Serving[ChatRequest]):
             top_logprobs=(request.top_logprobs or 0) if request.logprobs else 0,
             constraint=chat_constraint(request, rendered.tools, think_end_id),
         )
-        return ChatReply(
-            request,
-            id=self.new_id(),
-            model=request.model or self.tm.args.model_name,
-            sequences=sequences,
-            report_cache=self.tm.args.enable_cache_report,
-            recipe=self.recipe,
-            tokenizer=self.tm.tokenizer,
-            plan=rendered.plan,
-        )
+        return ChatTurn(sequences, [ChatChoice(request, self.recipe, self.tm.tokenizer, rendered.plan) for _ in sequences])
 
-    async def _render(self, request: ChatRequest) -> RenderedPrompt:
+    async def render(self, request: ChatRequest) -> RenderedPrompt:
+        """The prompt of a request. Raises BadRequest."""
         conversation = conversation_of(request, self._template_kwargs)
         if request.input_ids is not None:
             return RenderedPrompt(request.input_ids, self.recipe.plan_for_ids(conversation), self.recipe.normalised_tools(conversation))
@@ -85,15 +85,22 @@ class ChatServing(Serving[ChatRequest]):
         return self.recipe.render(conversation)
 
 
-class ChatReply(Reply):
+@dataclass(frozen=True)
+class ChatTurn:
+    """A chat that is ready to run: what the scheduler gets, and for each sequence who reads its output."""
+
+    sequences: list[SequenceRequest]
+    choices: list[ChatChoice]
+
+
+class ChatReply(ChoicesReply):
     object_name = "chat.completion"
     chunk_name = "chat.completion.chunk"
     request: ChatRequest
 
-    def __init__(self, request: ChatRequest, *, recipe: Recipe, tokenizer: Tokenizer, plan: ParsingPlan, **common: Any):
-        super().__init__(request, **common)
-        self._tokenizer = tokenizer
-        self._choices = [_Choice(request, recipe, tokenizer, plan) for _ in self.sequences]
+    def __init__(self, request: ChatRequest, *, turn: ChatTurn, **common: Any):
+        super().__init__(request, sequences=turn.sequences, **common)
+        self._choices = turn.choices
 
     def _take(self, index: int, output: SequenceOutput) -> Iterator[Json]:
         choice = self._choices[index]
@@ -110,7 +117,7 @@ class ChatReply(Reply):
             yield self._delta_chunk(index, piece, logprobs=logprobs)
             logprobs = None
 
-    def end(self) -> Iterator[Json]:
+    def _finish_chunks(self) -> Iterator[Json]:
         for index, choice in enumerate(self._choices):
             chunk = self._delta_chunk(index, {"reasoning_content": None}, logprobs=choice.take_logprobs())
             chunk["choices"][0] |= {"finish_reason": choice.finish_reason, "matched_stop": choice.matched_stop}
@@ -151,102 +158,7 @@ class ChatReply(Reply):
         return reply | {"prompt_token_ids": self.sequences[0].input_ids} if self.request.return_prompt_token_ids else reply
 
 
-class _Choice:
-    """One answer: ids wait for stop strings, are parsed, and add up to a message."""
-
-    def __init__(self, request: ChatRequest, recipe: Recipe, tokenizer: Tokenizer, plan: ParsingPlan):
-        hidden = tokenizer.special_ids - recipe.markup_ids if request.skip_special_tokens else frozenset()
-        self._request = request
-        self._tokenizer = tokenizer
-        self._hold = StopHold(tokenizer, as_list(request.stop), keep_stop=request.no_stop_trim, hidden=hidden)
-        self._parser = recipe.new_parser(plan)
-        self._counter = ReasoningCounter(recipe.think_end_id, thinking=plan.starts_in_reasoning)
-        self._held_reasoning = ""
-        self._logprobs: list[Json] = []  # not shown yet
-        self._ids: list[int] = []  # not shown yet
-        self._finish: FinishReason | None = None
-        self._reasoning = ""
-        self._content = ""
-        self._calls: list[Json] = []
-        self.started = False
-
-    @property
-    def reasoning_tokens(self) -> int:
-        return self._counter.count
-
-    @property
-    def finish_reason(self) -> str | None:
-        kind = self._finish.type if self._finish else None
-        return "tool_calls" if kind == "stop" and self._calls else kind
-
-    @property
-    def matched_stop(self) -> int | str | None:
-        return self._finish.matched if self._finish and self.finish_reason == "stop" else None
-
-    def take(self, output: SequenceOutput) -> OutputDelta:
-        """What one output adds to the message, in the form the request wants it."""
-        self.started = True
-        self._counter.take(output.new_ids)
-        self._ids += output.new_ids
-        if output.output_logprobs is not None:
-            self._logprobs += chat_logprobs(output.output_logprobs, self._tokenizer)
-        delta = self._shaped(self._parse(output), last=output.finish is not None)
-        self._reasoning += delta.reasoning
-        self._content += delta.content
-        for call in delta.tool_calls:
-            self._add_call(call)
-        return delta
-
-    def take_logprobs(self) -> list[Json]:
-        taken, self._logprobs = self._logprobs, []
-        return taken
-
-    def take_ids(self) -> list[int]:
-        taken, self._ids = self._ids, []
-        return taken
-
-    def message(self) -> Json:
-        message: Json = {"role": "assistant", "content": self._content, "reasoning_content": self._reasoning or None}
-        return message | {"tool_calls": self._calls} if self._calls else message
-
-    def call_id(self, index: int) -> str:
-        return self._calls[index]["id"]
-
-    def _parse(self, output: SequenceOutput) -> OutputDelta:
-        self._finish = output.finish
-        if output.finish is None:
-            ids, text = self._hold.take(output.new_ids)
-        else:
-            ids, text = self._hold.finish(output.new_ids, output.finish.matched)
-        parts = [self._parser.push_ids(ids), self._parser.push_text(text)]
-        if output.finish is not None:
-            parts.append(self._parser.finish(output.finish.type))
-        return OutputDelta(
-            reasoning="".join(part.reasoning for part in parts),
-            content="".join(part.content for part in parts),
-            tool_calls=[call for part in parts for call in part.tool_calls],
-        )
-
-    def _shaped(self, delta: OutputDelta, *, last: bool) -> OutputDelta:
-        if not self._request.separate_reasoning:
-            return OutputDelta(content=delta.reasoning + delta.content, tool_calls=delta.tool_calls)
-        if not self._request.stream_reasoning:
-            # Reasoning comes in one piece, when it is over.
-            self._held_reasoning += delta.reasoning
-            delta.reasoning = ""
-            if delta or last:
-                delta.reasoning, self._held_reasoning = self._held_reasoning, ""
-        return delta
-
-    def _add_call(self, piece: ToolCallDelta) -> None:
-        if piece.name is not None:
-            function = {"name": piece.name, "arguments": piece.arguments}
-            self._calls.append({"id": f"call_{uuid.uuid4().hex[:24]}", "index": piece.index, "type": "function", "function": function})
-        else:
-            self._calls[piece.index]["function"]["arguments"] += piece.arguments
-
-
-def _stream_deltas(delta: OutputDelta, choice: _Choice) -> Iterator[Json]:
+def _stream_deltas(delta: OutputDelta, choice: ChatChoice) -> Iterator[Json]:
     """The `delta` objects for one step. None of them carries two kinds of output."""
     if delta.reasoning:
         yield {"reasoning_content": delta.reasoning}

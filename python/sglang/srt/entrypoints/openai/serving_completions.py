@@ -9,7 +9,7 @@ from sglang.srt.entrypoints.generate import encode_all
 from sglang.srt.entrypoints.openai.constraints import constraint_of
 from sglang.srt.entrypoints.openai.logprobs import CompletionLogprobs
 from sglang.srt.entrypoints.openai.protocol import CompletionRequest
-from sglang.srt.entrypoints.openai.serving_base import Json, Reply, Serving
+from sglang.srt.entrypoints.openai.serving_base import ChoicesReply, Json, Serving
 from sglang.srt.errors import BadRequest
 from sglang.srt.managers.io_struct import TokenLogprobs
 from sglang.srt.managers.running_sequence import merge_logprobs
@@ -46,6 +46,7 @@ class CompletionServing(Serving[CompletionRequest]):
             model=request.model or self.tm.args.model_name,
             sequences=sequences,
             report_cache=self.tm.args.enable_cache_report,
+            include_usage=self.include_usage(request),
             tokenizer=self.tm.tokenizer,
             echoes=echoes,
         )
@@ -54,7 +55,7 @@ class CompletionServing(Serving[CompletionRequest]):
         return prompt if isinstance(prompt, str) else self.tm.tokenizer.decode(prompt, request.skip_special_tokens)
 
 
-class CompletionReply(Reply):
+class CompletionReply(ChoicesReply):
     object_name = chunk_name = "text_completion"
 
     def __init__(self, request: CompletionRequest, *, tokenizer: Tokenizer, echoes: list[str], **common: Any):

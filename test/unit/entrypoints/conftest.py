@@ -20,7 +20,7 @@ from sglang.srt.managers.tokenizer import Tokenizer
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 from sglang.srt.server_args import ServerArgs
 
-TOY = Path(__file__).parents[3] / "golden" / "toy_tokenizer"
+TOY = Path(__file__).parents[2] / "golden" / "toy_tokenizer"
 
 
 @pytest.fixture
