@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from sglang.srt.mem_cache.allocator import PagePool
+from sglang.srt.mem_cache.prefix_tree import Snapshot
 from sglang.srt.mem_cache.radix_cache import CacheKey, PrefixMatch, RadixCache
 
 Content = tuple[str, tuple[int, ...]]  # salt, and the whole prefix up to the last id written
@@ -177,8 +179,11 @@ class World:
         self.tree.check([page for req in self.running for page in req.own_pages], [req.slot for req in self.running])
         assert not any(node.is_empty_root for node in self.tree._roots.values())
         entries = [(node.salt, entry) for node in self.tree._nodes() for entry in node.snapshots.values()]
+        nearest: dict[Snapshot, Snapshot | None] = {}
         for salt, entry in entries:
             ids = self.slot_ids[entry.slot][1]
             before = [(len(b), e) for s, e in entries if s == salt and ids[: len(b := self.slot_ids[e.slot][1])] == b and e is not entry]
-            assert entry.above is max(before, key=lambda pair: pair[0], default=(0, None))[1]
-            assert set(entry.below) == {e for _, e in entries if e.above is entry}
+            nearest[entry] = max(before, key=lambda pair: pair[0], default=(0, None))[1]
+            assert entry.above is nearest[entry]
+        num_next = Counter(nearest.values())
+        assert all(entry.is_redundant == (num_next[entry] == 1) for _, entry in entries)

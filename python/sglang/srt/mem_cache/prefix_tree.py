@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -21,8 +22,6 @@ class Snapshot:
     last_used: int = 0
     lock_count: int = 0
     is_dropped: bool = False
-    above: Snapshot | None = None  # nearest one that stands on a beginning of this one's ids
-    below: dict[Snapshot, None] = field(default_factory=dict)  # those for which this one is `above`
 
     @property
     def num_tokens(self) -> int:
@@ -30,18 +29,32 @@ class Snapshot:
 
     @property
     def is_redundant(self) -> bool:
-        """All that goes on from here goes one way, and has a state further on. Where ways part, the state serves the next one."""
-        return len(self.below) == 1
+        """All that goes on from here goes one way, and has a state further on. Where ways part, the state serves the next one.
 
-    def is_beginning_of(self, other: Snapshot) -> bool:
-        """True if `other` stands deeper on the same ids."""
-        if other.node is self.node:
-            return len(other.tail_ids) > len(self.tail_ids) and other.tail_ids[: len(self.tail_ids)] == self.tail_ids
-        node = other.node
-        while node.start > self.node.end:
-            assert node.parent is not None  # only a root starts at 0
-            node = node.parent
-        return node.parent is self.node and tuple(node.ids[: len(self.tail_ids)]) == self.tail_ids
+        Ways without a state do not count. Follows the only way down to the first state; stops where a second one begins.
+        """
+        node, behind = self.node, self.tail_ids
+        while True:
+            tails, ways = ends_of_run(node.tails, behind), ends_of_run(node.ways, behind)
+            if tails:  # the first of a run is a beginning of all that go on from it, and they follow it without a gap
+                return all(ids[: len(tails[0])] == tails[0] for ids in tails + ways)
+            if not ways or ways[0] != ways[-1]:
+                return False
+            node, behind = node.children[ways[0]], ()
+            if behind in node.snapshots:
+                return True
+
+    @property
+    def above(self) -> Snapshot | None:
+        """The deepest other snapshot on a beginning of this one's ids."""
+        node, behind = self.node, self.tail_ids[:-1]
+        if self.tail_ids and (found := longest_beginning(node.tails, behind)) is not None:
+            return node.snapshots[found]
+        while node.parent is not None:
+            behind, node = node.first_page, node.parent
+            if (found := longest_beginning(node.tails, behind)) is not None:
+                return node.snapshots[found]
+        return None
 
     def page_at(self, start: int, page_size: int) -> int:
         """The page on this snapshot's way that holds positions from `start`, a page boundary."""
@@ -66,6 +79,9 @@ class Node:
     salt: str = ""
     children: dict[tuple[int, ...], Node] = field(default_factory=dict)  # by the ids of their first page
     snapshots: dict[tuple[int, ...], Snapshot] = field(default_factory=dict)  # by tail_ids
+    tails: list[tuple[int, ...]] = field(default_factory=list)  # keys of `snapshots`, sorted
+    ways: list[tuple[int, ...]] = field(default_factory=list)  # keys of those `children` that have a snapshot below, sorted
+    num_snapshots_below: int = 0  # on this node and all under it
     # Page boundary in (start, end], for a root 0 -> ids behind it -> snapshots that serve the position behind those ids.
     # A snapshot far down may be found here, also by keys that leave its way in the middle of a page.
     resumes: dict[int, dict[tuple[int, ...], list[Snapshot]]] = field(default_factory=dict)
@@ -79,6 +95,27 @@ class Node:
     @property
     def is_empty_root(self) -> bool:
         return self.parent is None and not self.children and not self.snapshots and not self.lock_count
+
+    @property
+    def first_page(self) -> tuple[int, ...]:
+        """The ids that `parent` knows this node by. A root has none."""
+        return tuple(self.ids[: len(self.ids) // len(self.pages)])
+
+    def add_snapshot(self, entry: Snapshot) -> None:
+        self.snapshots[entry.tail_ids] = entry
+        insort(self.tails, entry.tail_ids)
+        for node in self.to_root():
+            node.num_snapshots_below += 1
+            if node.parent is not None and node.num_snapshots_below == 1:
+                insort(node.parent.ways, node.first_page)
+
+    def remove_snapshot(self, entry: Snapshot) -> None:
+        del self.snapshots[entry.tail_ids]
+        del self.tails[bisect_left(self.tails, entry.tail_ids)]
+        for node in self.to_root():
+            node.num_snapshots_below -= 1
+            if node.parent is not None and node.num_snapshots_below == 0:
+                del node.parent.ways[bisect_left(node.parent.ways, node.first_page)]
 
     def to_root(self) -> Iterator[Node]:
         node: Node | None = self
@@ -98,9 +135,11 @@ class Node:
         upper.last_used, upper.lock_count = self.last_used, self.lock_count
         upper.resumes = {boundary: found for boundary, found in self.resumes.items() if boundary <= at}
         self.resumes = {boundary: found for boundary, found in self.resumes.items() if boundary > at}
-        self.parent.children[tuple(upper.ids[:page_size])] = upper
+        self.parent.children[upper.first_page] = upper
         self.parent, self.start, self.ids, self.pages = upper, at, self.ids[cut:], self.pages[cut // page_size :]
-        upper.children[tuple(self.ids[:page_size])] = self
+        upper.children[self.first_page] = self
+        upper.num_snapshots_below = self.num_snapshots_below
+        upper.ways = [self.first_page] if self.num_snapshots_below else []
         return upper
 
 
@@ -125,3 +164,21 @@ def common_length(a: Sequence[int], b: Sequence[int], offset: int) -> int:
         else:
             high = middle
     return low
+
+
+def ends_of_run(ordered: list[tuple[int, ...]], behind: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """First and last of those, in a sorted list, that go on from `behind`; empty if there are none."""
+    first = bisect_right(ordered, behind)
+    last = bisect_right(ordered, behind, key=lambda ids: ids[: len(behind)]) - 1
+    return [ordered[first], ordered[last]] if first <= last else []
+
+
+def longest_beginning(ordered: list[tuple[int, ...]], ids: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The longest of a sorted list that `ids` begins with, or None."""
+    while (at := bisect_right(ordered, ids)) > 0:
+        nearest = ordered[at - 1]
+        common = common_length(nearest, ids, 0)
+        if common == len(nearest):
+            return nearest
+        ids = ids[:common]  # a beginning of ids sorts before `nearest`, so it is a beginning of both
+    return None

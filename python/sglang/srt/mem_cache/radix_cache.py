@@ -77,7 +77,6 @@ class RadixCache:
         self._disabled = disabled
         self._clock = itertools.count(1)
         self._roots: dict[str, Node] = {}
-        self._tops: dict[str, dict[Snapshot, None]] = {}  # per salt, snapshots with none above
         self._leaves = LruHeap[Node](_is_evictable_leaf)
         self._idle = LruHeap[Snapshot](_is_evictable)
         self._redundant = LruHeap[Snapshot](lambda entry: _is_evictable(entry) and entry.is_redundant)
@@ -227,7 +226,6 @@ class RadixCache:
         """The node that ends behind `pages`, and duplicates."""
         if key.salt not in self._roots:
             self._roots[key.salt] = Node(None, 0, [], [], key.salt)
-            self._tops[key.salt] = {}
         ids = key.ids[: len(pages) * self.page_size]
         path, at = self._walk(self._roots[key.salt], ids)
         owned = _pages_of(path, at // self.page_size)
@@ -259,46 +257,14 @@ class RadixCache:
             return
         points = resume_points(ids, len(ids), self._backtracking, self.page_size)
         entry = Snapshot(node, slot, tail_ids, tail[0] if tail else None, points, next(self._clock))
-        node.snapshots[tail_ids] = entry
+        node.add_snapshot(entry)
         for boundary, behind in points:
             node.holding(boundary).resumes.setdefault(boundary, {}).setdefault(behind, []).append(entry)
-        self._link(entry)
         self.held_snapshots += 1
         self.held_pages += len(tail)
-        self._offer(entry)
+        self._offer_with_above(entry)
         # Only now, since the new one may be the least useful: redundant, or the only one that is not locked.
         self.evict_snapshots(self.held_snapshots - self.max_snapshots)
-
-    # -- relations of snapshots ---------------------------------------------------------------------------------------
-
-    def _siblings(self, above: Snapshot | None, salt: str) -> dict[Snapshot, None]:
-        return self._tops[salt] if above is None else above.below
-
-    def _link(self, entry: Snapshot) -> None:
-        """Put a new snapshot between the one above and those below."""
-        candidates = (e for node in entry.node.to_root() for e in reversed(node.snapshots.values()) if e.is_beginning_of(entry))
-        nearest_node = next(candidates, None)
-        if nearest_node is not None:  # tails of one node may continue each other
-            same_node = nearest_node.node.snapshots.values()
-            entry.above = max((e for e in same_node if e.is_beginning_of(entry)), key=lambda e: e.num_tokens)
-        siblings = self._siblings(entry.above, entry.node.salt)
-        if entry.node.children or len(entry.node.snapshots) > 1:  # most stand at the end of a branch: nothing to look through
-            entry.below = {other: None for other in siblings if entry.is_beginning_of(other)}
-        for other in entry.below:
-            del siblings[other]
-            other.above = entry
-        siblings[entry] = None
-        if entry.above is not None:
-            self._offer(entry.above)
-
-    def _unlink(self, entry: Snapshot) -> None:
-        siblings = self._siblings(entry.above, entry.node.salt)
-        del siblings[entry]
-        for other in entry.below:
-            other.above = entry.above
-            siblings[other] = None
-        if entry.above is not None:
-            self._offer(entry.above)
 
     # -- evict --------------------------------------------------------------------------------------------------------
 
@@ -316,6 +282,12 @@ class RadixCache:
             self._idle.add(entry)
             if entry.is_redundant:
                 self._redundant.add(entry)
+
+    def _offer_with_above(self, entry: Snapshot) -> None:
+        """Queue a new snapshot, and the one above, which it may have made redundant."""
+        self._offer(entry)
+        if (above := entry.above) is not None:
+            self._offer(above)
 
     def _offer_leaf(self, node: Node) -> None:
         if _is_evictable_leaf(node):
@@ -340,9 +312,9 @@ class RadixCache:
 
     def _drop(self, entry: Snapshot) -> int:
         """Remove one snapshot; returns the pages freed."""
-        self._unlink(entry)
+        above = entry.above
         entry.is_dropped = True
-        del entry.node.snapshots[entry.tail_ids]
+        entry.node.remove_snapshot(entry)
         for boundary, behind in entry.resumes:
             resumes = entry.node.holding(boundary).resumes
             resumes[boundary][behind].remove(entry)
@@ -350,6 +322,8 @@ class RadixCache:
                 del resumes[boundary][behind]
             if not resumes[boundary]:
                 del resumes[boundary]
+        if above is not None:
+            self._offer(above)
         self.held_snapshots -= 1
         self._slots.free([entry.slot])
         tail = [] if entry.tail_page is None else [entry.tail_page]
@@ -399,20 +373,20 @@ class RadixCache:
     def _forget_empty_root(self, node: Node) -> None:
         """Salts come from clients and are many."""
         if node.is_empty_root and self._roots.get(node.salt) is node:
-            del self._roots[node.salt], self._tops[node.salt]
+            del self._roots[node.salt]
 
     def flush(self) -> None:
         """Free everything. Raises RuntimeError if anything is locked."""
         if self._num_locks:
             raise RuntimeError(f"the cache is in use: {self._num_locks} locks, {self._locked_pages} pages are locked")
-        for node in list(self._nodes()):
-            for entry in list(node.snapshots.values()):
-                self._drop(entry)
+        nodes = list(self._nodes())
+        for entry in [entry for node in nodes for entry in node.snapshots.values()]:
+            self._drop(entry)
+        for node in nodes:
             self._pages.free(node.pages)
             self.held_pages -= len(node.pages)
             node.pages = []
         self._roots.clear()
-        self._tops.clear()
 
     # -- books --------------------------------------------------------------------------------------------------------
 
@@ -458,11 +432,14 @@ class RadixCache:
         used = max([child.lock_count for child in node.children.values()] + [entry.lock_count for entry in node.snapshots.values()] + [0])
         assert node.lock_count >= used, f"{where}: {node.lock_count} locks, {used} below"
         assert not _is_evictable_leaf(node) or node in self._leaves, f"{where}: will never be evicted"
+        assert node.tails == sorted(node.snapshots), f"{where}: tails astray"
+        assert node.ways == sorted(key for key, child in node.children.items() if child.num_snapshots_below), f"{where}: ways astray"
+        below = len(node.snapshots) + sum(child.num_snapshots_below for child in node.children.values())
+        assert below == node.num_snapshots_below, f"{where}: {below} snapshots below, {node.num_snapshots_below} in the books"
         for entry in node.snapshots.values():
             assert not _is_evictable(entry) or entry in self._idle, f"{where}: a snapshot will never be evicted"
             redundant = _is_evictable(entry) and entry.is_redundant
             assert not redundant or entry in self._redundant, f"{where}: a snapshot will be evicted too late"
-            assert entry in self._siblings(entry.above, node.salt), f"{where}: a snapshot has lost the one above"
             for boundary, behind in entry.resumes:
                 assert entry in node.holding(boundary).resumes[boundary][behind], f"{where}: a snapshot cannot be found"
 
