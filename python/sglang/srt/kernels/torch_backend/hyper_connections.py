@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sglang.srt.kernels.linear_weight import LinearWeight
-from sglang.srt.kernels.torch_backend.elementwise import sigmoid
+from sglang.srt.kernels.torch_backend.elementwise import in_row_blocks, sigmoid
 from sglang.srt.kernels.torch_backend.linear import linear
 from sglang.srt.kernels.torch_backend.norm import rms_reciprocal
 
@@ -19,8 +19,12 @@ def coefficients(
     `iterations` Sinkhorn steps, of which the first is the softmax.
     """
     tokens, h, _ = residual.shape
-    v = residual.reshape(tokens, -1).contiguous()
-    m = linear(v, fn) * rms_reciprocal(v.float(), rms_eps)
+
+    def normed_product(streams: torch.Tensor) -> torch.Tensor:
+        v = streams.reshape(streams.shape[0], -1).contiguous()
+        return linear(v, fn) * rms_reciprocal(v.float(), rms_eps)
+
+    m = in_row_blocks(normed_product, residual)
     pre = sigmoid(m[:, :h] * scale[0] + base[:h]) + hc_eps
     post = sigmoid(m[:, h : 2 * h] * scale[1] + base[h : 2 * h]) * 2.0
     mix = (m[:, 2 * h :] * scale[2] + base[2 * h :]).view(tokens, h, h)
@@ -48,8 +52,12 @@ def collapse(residual: torch.Tensor, weights: torch.Tensor, out_dtype: torch.dty
 
 def expand(y: torch.Tensor, residual: torch.Tensor, post: torch.Tensor, mix: torch.Tensor) -> torch.Tensor:
     """`out[j] = post[j] * y + sum_i mix[i, j] * residual[i]`: the old stream i feeds the new stream j (model.md §4.2)."""
-    streams = residual.float()
-    out = post[:, :, None] * y.float()[:, None, :]
-    for i in range(residual.shape[1]):
-        out = out + mix[:, i, :, None] * streams[:, i, None, :]
-    return out.to(residual.dtype)
+
+    def rows(y: torch.Tensor, residual: torch.Tensor, post: torch.Tensor, mix: torch.Tensor) -> torch.Tensor:
+        streams = residual.float()
+        out = post[:, :, None] * y.float()[:, None, :]
+        for i in range(residual.shape[1]):
+            out = out + mix[:, i, :, None] * streams[:, i, None, :]
+        return out.to(residual.dtype)
+
+    return in_row_blocks(rows, y, residual, post, mix)
