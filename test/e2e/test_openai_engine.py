@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from openai import OpenAI
 
 from harness.served import Served, serve, write_demo_checkpoint
 from sglang.srt.entrypoints.openai.recipe import ChatConversation, Recipe
 
+IDLE_S = 10.0
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -114,6 +116,29 @@ def test_thinking_that_uses_up_the_budget(served: Served) -> None:
     assert off["choices"][0]["message"]["reasoning_content"] is None and off["choices"][0]["message"]["content"]
 
 
+def test_thinking_that_uses_up_the_budget_in_the_other_formats(served: Served) -> None:
+    never = {"logit_bias": {"1": -100, "4036": -100}}
+    message = post(served, "/v1/messages", messages=HI, max_tokens=8, thinking={"type": "enabled", "budget_tokens": 1024}, **never)
+    assert ([block["type"] for block in message["content"]], message["stop_reason"]) == (["thinking"], "max_tokens")
+    assert message["content"][0]["thinking"] and message["usage"]["output_tokens"] == 8
+    response = post(served, "/v1/responses", input="hi", max_output_tokens=8, reasoning={"effort": "high"}, **never)
+    assert ([item["type"] for item in response["output"]], response["status"]) == (["reasoning"], "incomplete")
+    assert response["usage"]["output_tokens_details"]["reasoning_tokens"] == 8
+    off = post(served, "/v1/messages", messages=HI, max_tokens=8, thinking={"type": "disabled"}, **never)
+    assert [block["type"] for block in off["content"]] == ["text"]
+
+
+def test_formats_agree_on_prompt_and_answer(served: Served) -> None:
+    sampling = {"seed": 5, "temperature": 1.0, "ignore_eos": True}
+    chatted = chat(served, **sampling)
+    message = post(served, "/v1/messages", messages=HI, max_tokens=8, **sampling)
+    response = post(served, "/v1/responses", input="hi", max_output_tokens=8, **sampling)
+    text = chatted["choices"][0]["message"]["content"]
+    assert message["content"][0]["text"] == response["output"][0]["content"][0]["text"] == text
+    cached = message["usage"]["cache_read_input_tokens"]
+    assert message["usage"]["input_tokens"] + cached == response["usage"]["input_tokens"] == chatted["usage"]["prompt_tokens"]
+
+
 def test_a_forced_stop_string_leaves_no_trace(served: Served, client: OpenAI) -> None:
     # Bias makes a random model say one token for ever: H.
     bias = {"42": 1000}
@@ -155,15 +180,38 @@ def test_many_at_once_get_what_they_get_alone(served: Served) -> None:
         assert list(pool.map(ask, range(6))) == alone
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+PROMPTS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": HI, "max_tokens": 4000},
+    "/v1/completions": {"prompt": "hi", "max_tokens": 4000},
+    "/v1/messages": {"messages": HI, "max_tokens": 4000},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 4000},
+}
+
+
+@pytest.mark.parametrize("path", PROMPTS)
 def test_a_client_that_leaves_frees_its_request(served: Served, path: str) -> None:
-    body = {"messages": HI} if path.endswith("chat/completions") else {"prompt": "hi"}
-    body |= {"max_tokens": 4000, "ignore_eos": True, "stream": True, "logit_bias": {"42": 1000}}
+    body = {**PROMPTS[path], "ignore_eos": True, "stream": True, "logit_bias": {"42": 1000}}
     with httpx.stream("POST", served.url + path, json=body, timeout=30) as stream:
         lines = stream.iter_lines()  # kept: httpx closes the stream with its iterator
         next(lines)
         wait_until(served, running=1)
     wait_until(served, running=0)
+
+
+def test_an_idle_worker_uses_no_cpu(served: Served) -> None:
+    chat(served)
+    wait_until(served, running=0)
+    time.sleep(0.5)  # what a request leaves to do after its end
+    worker = psutil.Process(served.process.pid)
+    processes = [worker, *worker.children(recursive=True)]
+    assert len(processes) >= 2
+    before = cpu_seconds(processes)
+    time.sleep(IDLE_S)
+    assert cpu_seconds(processes) - before < 0.05 * IDLE_S
+
+
+def cpu_seconds(processes: list[psutil.Process]) -> float:
+    return sum(times.user + times.system for times in (process.cpu_times() for process in processes))
 
 
 def wait_until(served: Served, *, running: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,7 +11,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from fakes.front import Worker, scripted_worker
+from fakes.front import Worker, scripted_worker, wait_until_idle
 from fakes.scripted_scheduler import forever_script
 
 WEATHER = {
@@ -126,7 +125,9 @@ def test_errors_are_the_sdks_own(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="8192"):
         client.chat.completions.create(model="toy", messages=user("hi"), max_tokens=10_000, stream=True)
     with pytest.raises(openai.BadRequestError, match="only one of"):
-        client.chat.completions.create(model="toy", messages=user("json"), response_format={"type": "json_object"}, extra_body={"regex": "a"})
+        client.chat.completions.create(
+            model="toy", messages=user("json"), response_format={"type": "json_object"}, extra_body={"regex": "a"}
+        )
 
 
 def test_the_key_is_checked() -> None:
@@ -189,10 +190,3 @@ def endless_worker() -> Iterator[tuple[Worker, OpenAI]]:
     """A worker whose answers end only with their limit, and a client of it."""
     with scripted_worker(forever_script(42), delay_s=0.01) as worker, client_of(worker) as client:
         yield worker, client
-
-
-def wait_until_idle(worker: Worker) -> None:
-    deadline = time.monotonic() + 2
-    while worker.scheduler.num_running:
-        assert time.monotonic() < deadline, "the request still runs"
-        time.sleep(0.02)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,14 @@ class Worker:
             return function(*args, **kwargs)
 
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
+
+
+def wait_until_idle(worker: Worker, timeout_s: float = 2.0) -> None:
+    """Until the scheduler has nothing left, which must not take longer."""
+    deadline = time.monotonic() + timeout_s
+    while worker.scheduler.num_running:
+        assert time.monotonic() < deadline, "the request still runs"
+        time.sleep(0.02)
 
 
 @contextlib.contextmanager
