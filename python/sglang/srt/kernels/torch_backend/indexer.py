@@ -7,7 +7,7 @@ import torch
 KEY_TILE = 128
 """Index keys of one product, aligned to the start of the sequence; constant for invariance."""
 
-UNIT_BLOCK = 16
+UNIT_BLOCK = 32
 """(row, key tile) pairs of one batched product; constant for invariance."""
 
 
