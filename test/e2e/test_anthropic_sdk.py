@@ -44,6 +44,7 @@ def user(text: str) -> list:
 
 def test_message(client: Anthropic) -> None:
     message = client.messages.create(model="toy", max_tokens=60, messages=user("[[think]]"), thinking=THINKING)
+    assert message._request_id is not None
     thinking, text = message.content
     assert thinking.type == "thinking" and (thinking.thinking, thinking.signature) == ("I think so.", "")
     assert text.type == "text" and text.text == "The answer is 4 😀."

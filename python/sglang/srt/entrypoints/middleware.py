@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import hmac
 import logging
+import re
 import time
+import uuid
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sglang.srt.entrypoints.error_replies import as_service_error, error_response, family_of
@@ -23,6 +25,8 @@ OPEN_PATHS = frozenset({"/", "/health", "/health_generate", "/ready", "/ping", "
 """Need no key: probes and scrapers have none."""
 ADMIN_PATHS = frozenset({"/flush_cache", "/abort_request"})
 """Need the admin key where there is one, and then refuse the ordinary one."""
+_REQUEST_ID_HEADERS = ("x-request-id", "request-id")  # where OpenAI's and Anthropic's clients look
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _METHODS = frozenset({"GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"})
 
 
@@ -42,7 +46,7 @@ class ServiceMiddleware:
             return
         path, method = scope["path"], scope["method"] if scope["method"] in _METHODS else "other"
         endpoint = path if path in self._known_paths else "other"
-        response = _Response(send)
+        response = _Response(send, request_id := _request_id(Headers(scope=scope)))
         started = time.monotonic()
         self._metrics.http_started(endpoint, method)
         try:
@@ -50,7 +54,7 @@ class ServiceMiddleware:
         finally:
             self._metrics.http_ended(endpoint, method, response.status)
             if self._args.log_requests:
-                logger.info("%s %s %d %.3f s", method, path, response.status, time.monotonic() - started)
+                logger.info("%s %s %s %d %.3f s", request_id, method, path, response.status, time.monotonic() - started)
 
     async def _answer(self, scope: Scope, receive: Receive, response: _Response) -> None:
         headers = Headers(scope=scope)
@@ -76,10 +80,14 @@ class ServiceMiddleware:
 
 
 class _Response:
-    """Sends a response and remembers how far it got. 499, as nginx writes it, for a client that left before its start."""
+    """Sends a response, with the request's id in its headers, and remembers how far it got.
 
-    def __init__(self, send: Send):
+    The status is 499, as nginx writes it, for a client that left before the start.
+    """
+
+    def __init__(self, send: Send, request_id: str):
         self._send = send
+        self._request_id = request_id
         self.status = 499
         self.has_started = False
 
@@ -87,7 +95,16 @@ class _Response:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.has_started = True
+            headers = MutableHeaders(scope=message)
+            for name in _REQUEST_ID_HEADERS:
+                headers[name] = self._request_id
         await self._send(message)
+
+
+def _request_id(headers: Headers) -> str:
+    """The id a client or proxy gave the request, if it is one that a log line can hold, or a new one."""
+    given = headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
 def _key_of(headers: Headers) -> bytes:

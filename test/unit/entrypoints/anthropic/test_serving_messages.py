@@ -171,3 +171,11 @@ async def test_tokenize_renders_messages(front) -> None:
         assert chat["count"] == len(chat["tokens"]) == count
         for wrong in ({}, {"prompt": "x", "messages": []}, {"messages": []}):
             assert (await f.post("/tokenize", wrong)).status_code == 400
+
+
+async def test_every_reply_has_a_request_id(front) -> None:
+    async with front() as f:
+        for path, given in (("/v1/messages", "abc-1"), ("/v1/chat/completions", ""), ("/health", "no good id"), ("/nowhere", "x" * 200)):
+            answer = await f.http.post(path, json=body(), headers={"x-request-id": given})
+            assert answer.headers["x-request-id"] == answer.headers["request-id"]
+            assert answer.headers["request-id"] == given if given == "abc-1" else len(answer.headers["request-id"]) == 32

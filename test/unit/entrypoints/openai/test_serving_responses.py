@@ -177,6 +177,8 @@ async def test_cancel_stops_the_model(front) -> None:
             await asyncio.sleep(0.01)
         cancelled = (await f.post(f"{URL}/{queued['id']}/cancel", {})).json()
         assert cancelled["status"] == "cancelled"
+        going_on = await f.post(URL, {"input": "hi", "previous_response_id": queued["id"]})
+        assert going_on.status_code == 400 and "cancelled" in going_on.json()["message"]
         assert await f.tm.wait_idle(2) and len(f.scheduler.aborts()) == 1
 
 

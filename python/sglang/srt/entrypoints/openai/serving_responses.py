@@ -33,7 +33,7 @@ class ResponsesServing(Route[ResponsesRequest]):
             raise BadRequest("a response has one answer: leave out n", param="n")
         history: list[Json] = []
         if request.previous_response_id is not None:
-            history = self._stored(request.previous_response_id, "previous_response_id").messages
+            history = self._history(request.previous_response_id)
         if request.background:
             self._check_background(request)
         new = messages_of(request.input)
@@ -56,12 +56,11 @@ class ResponsesServing(Route[ResponsesRequest]):
     def run_in_background(self, reply: ResponsesReply) -> Json:
         """Start a response that nobody waits for; what `get` tells of it until it has ended."""
         assert self._store is not None, "checked by prepare"
-        queued = reply.snapshot("queued")
-        self._store.put(queued, [])
+        self._store.put(reply.snapshot("in_progress"), [])
         task = asyncio.create_task(self._run(reply), name=reply.id)
         self._running[reply.id] = task
         task.add_done_callback(lambda _: self._running.pop(reply.id, None))
-        return queued
+        return reply.snapshot("queued")
 
     async def _run(self, reply: ResponsesReply) -> None:
         assert self._store is not None
@@ -95,6 +94,13 @@ class ResponsesServing(Route[ResponsesRequest]):
         assert self._store is not None
         self._store.remove(id)
         return {"id": id, "object": "response.deleted", "deleted": True}
+
+    def _history(self, id: str) -> list[Json]:
+        stored = self._stored(id, "previous_response_id")
+        if not stored.messages:
+            status = stored.response["status"]
+            raise BadRequest(f"response {id} cannot be continued: its status is {status}", param="previous_response_id")
+        return stored.messages
 
     def _stored(self, id: str, param: str) -> StoredResponse:
         if self._store is None:
