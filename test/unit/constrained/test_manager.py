@@ -67,7 +67,7 @@ def test_a_refusal_is_remembered(backend):
 
 
 def test_a_fault_of_the_library_is_an_error_without_its_text(manager, backend):
-    with pytest.raises(GrammarError, match="^the compiler failed with RuntimeError$"):
+    with pytest.raises(GrammarError, match=r"^the compiler failed with RuntimeError$"):
         manager.submit(text("bug")).result(10)
 
 

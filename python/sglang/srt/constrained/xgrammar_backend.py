@@ -152,7 +152,8 @@ class _MarkerRule:
         self._marker_id = marker_id
         marker = MARKER.encode()
         head = MARKER[0].encode()
-        pieces = {i: tokenizer.token_bytes(i) for i in range(min(tokenizer.vocab_size, vocab_size)) if i != marker_id}
+        added = tokenizer.backend.get_added_tokens_decoder()  # EOS among them: they spell nothing
+        pieces = {i: tokenizer.token_bytes(i) for i in range(min(tokenizer.vocab_size, vocab_size)) if i not in added}
 
         def ids(condition: Any) -> torch.Tensor:
             return torch.tensor([i for i, piece in pieces.items() if piece and condition(piece)], dtype=torch.int64)
