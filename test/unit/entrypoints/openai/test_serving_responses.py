@@ -94,11 +94,13 @@ async def test_logprobs_are_those_of_the_answer(front) -> None:
     async with front() as f:
         body = {"input": "[[think]]", "include": ["message.output_text.logprobs"], "top_logprobs": 2, **THINK}
         part = (await f.post(URL, body)).json()["output"][1]["content"][0]
-        assert "".join(bytes(entry["bytes"]).decode(errors="ignore") for entry in part["logprobs"]).startswith("The answer is 4")
+        assert b"".join(bytes(entry["bytes"]) for entry in part["logprobs"]).decode() == part["text"] == "The answer is 4 😀."
         assert all(len(entry["top_logprobs"]) == 2 for entry in part["logprobs"])
         events = events_of(await f.post(URL, {**body, "stream": True}))
         deltas = [entry for event in events if event["type"] == "response.output_text.delta" for entry in event["logprobs"]]
         assert deltas == part["logprobs"]
+        called = (await f.post(URL, {**body, "input": "[[tool]]", "tools": [WEATHER]})).json()["output"][1]["content"][0]
+        assert b"".join(bytes(entry["bytes"]) for entry in called["logprobs"]).decode().rstrip() == called["text"]
 
 
 async def test_a_response_goes_on_from_an_earlier_one(front) -> None:

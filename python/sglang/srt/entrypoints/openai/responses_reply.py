@@ -24,7 +24,7 @@ from sglang.srt.managers.sequence import SequenceOutput
 
 _STATUSES = {"stop": "completed", "tool_calls": "completed", "length": "incomplete", "abort": "cancelled"}
 _EVENTS = {"completed": "response.completed", "incomplete": "response.incomplete", "cancelled": "response.incomplete"}
-_NO_TEXT_FORMAT: Json = {"format": {"type": "text"}}
+_DEFAULT_TEXT: Json = {"format": {"type": "text"}}
 
 OnEnd = Callable[[Json, Json], None]
 """Called once with the final response object and the assistant's chat message."""
@@ -41,7 +41,7 @@ class ResponsesReply(Reply):
         self._on_end = on_end
         self._items: list[Json] = []
         self._is_open = False  # the last item
-        self._logprobs: list[Json] = []  # of answer tokens whose text is still held back
+        self._logprobs = _TextLogprobs()
         self._next_number = 0
 
     def event(self, chunk: Json) -> bytes:
@@ -74,7 +74,7 @@ class ResponsesReply(Reply):
             "reasoning": {"effort": (request.reasoning or {}).get("effort"), "summary": (request.reasoning or {}).get("summary")},
             "store": request.store,
             "temperature": request.temperature,
-            "text": request.text or _NO_TEXT_FORMAT,
+            "text": _DEFAULT_TEXT | (request.text or {}),
             "top_p": request.top_p,
             "truncation": request.truncation,
             "user": request.user,
@@ -98,14 +98,14 @@ class ResponsesReply(Reply):
         thought_before = self._choice.reasoning_tokens
         delta = self._choice.take(output)
         self.usages[index].reasoning_tokens = self._choice.reasoning_tokens
-        self._logprobs += self._choice.take_logprobs()[self._choice.reasoning_tokens - thought_before :]
+        self._logprobs.add(self._choice.take_logprobs()[self._choice.reasoning_tokens - thought_before :])
         if delta.reasoning:
             yield from self._open_text("reasoning", "rs_", {"summary": [], "content": [], "encrypted_content": None})
             yield from self._append("response.reasoning_text.delta", delta.reasoning)
         if delta.content:
             phase = None if self._may_call else "final_answer"  # with tools it shows at the end of the message
             yield from self._open_text("message", "msg_", {"content": [], "role": "assistant", "phase": phase})
-            logprobs, self._logprobs = self._logprobs, []
+            logprobs = self._logprobs.take(delta.content)
             if self.request.wants_logprobs:
                 self._items[-1]["content"][0]["logprobs"] += logprobs
             yield from self._append("response.output_text.delta", delta.content, logprobs=logprobs)
@@ -187,6 +187,36 @@ class ResponsesReply(Reply):
             "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         }
+
+
+class _TextLogprobs:
+    """Logprobs of the tokens of a message's text, however its tokens were bundled: neither markup, nor what ends it."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Json] = []
+        self._room = 0  # bytes of text whose tokens have not been taken; negative while the end of a token is held back
+        self._started = False
+
+    def add(self, entries: list[Json]) -> None:
+        self._waiting += entries
+
+    def take(self, text: str) -> list[Json]:
+        """Those of the tokens that begin within the text so far, of which `text` is the newest part."""
+        self._room += len(text.encode())
+        taken: list[Json] = []
+        while self._waiting and self._room > 0:
+            entry = self._waiting.pop(0)
+            size = self._size(entry)
+            if size:
+                self._started = True
+                taken.append(entry)
+            self._room -= size
+        return taken
+
+    def _size(self, entry: Json) -> int:
+        """Bytes of a token in the text, whose leading newlines were removed."""
+        data = bytes(entry["bytes"])
+        return len(data if self._started else data.lstrip(b"\n"))
 
 
 def _copy(item: Json) -> Json:
