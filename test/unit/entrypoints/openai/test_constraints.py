@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from fakes.logits_runner import LogitsRunner
-from harness.grammars import VOCAB, manager, toy
+from harness.grammars import VOCAB, backend, manager, toy
 from harness.scheduler_bench import Bench
 from sglang.srt.constrained.constraint import Constraint, GrammarText
 from sglang.srt.entrypoints.openai.chat_conversation import conversation_of
@@ -32,7 +32,11 @@ def tool(name: str = "get_weather", *, strict: bool | None = None, **properties:
     return {"type": "function", "function": function | ({} if strict is None else {"strict": strict})}
 
 
-WEATHER = {"city": {"type": "string"}, "days": {"type": "integer"}, "where": {"type": "object", "properties": {"x": {"type": "string"}}}}
+WEATHER = {
+    "city": {"type": "string", "enum": ["Oslo", "Rome"]},
+    "days": {"type": "integer"},
+    "where": {"type": "object", "properties": {"x": {"type": "string"}}},
+}
 
 
 def asked(recipe: Recipe, request: ChatRequest) -> Constraint | None:
@@ -63,7 +67,12 @@ def test_fields_and_formats_become_a_grammar(fields, kind, text, strict):
 
 
 def test_nothing_asked_is_no_grammar(recipe):
-    for request in (chat(), chat(response_format={"type": "text"}), chat(tools=[tool(**WEATHER)]), chat(tools=[tool(strict=True)], tool_choice="none")):
+    for request in (
+        chat(),
+        chat(response_format={"type": "text"}),
+        chat(tools=[tool(**WEATHER)]),
+        chat(tools=[tool(strict=True)], tool_choice="none"),
+    ):
         assert asked(recipe, request) is None
 
 
@@ -124,7 +133,7 @@ def spoken(bench: Bench, recipe: Recipe, request: ChatRequest, seed: int, bias: 
     return result.finish.type, calls, content
 
 
-CHOICES = ["required", {"type": "function", "function": {"name": "get_weather"}}]
+CHOICES = ["required", {"type": "function", "function": {"name": "count"}}]
 ENDINGS = {str(toy().encode(text)[0]): 7.0 for text in ('"', "}", "</", ",", '"}', "\n")}
 
 
@@ -132,33 +141,44 @@ ENDINGS = {str(toy().encode(text)[0]): 7.0 for text in ('"', "}", "</", ",", '"}
 @pytest.mark.parametrize("choice", CHOICES, ids=["required", "named"])
 @pytest.mark.parametrize("thinking", [False, True])
 def test_an_enforced_choice_gives_calls_that_fit_their_schema(bench, recipe, choice, thinking, strict):
-    where = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]} | ({"additionalProperties": False} if strict else {})
-    tools = [tool(strict=strict, **WEATHER | {"where": where}), tool("other", strict=strict, n={"type": "integer"})]
+    where = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]} | (
+        {"additionalProperties": False} if strict else {}
+    )
+    tools = [tool(strict=strict, **WEATHER | {"where": where}), tool("count", strict=strict, n={"type": "integer"})]
     request = chat(tools=tools, tool_choice=choice, thinking=thinking)
     num_finished = 0
-    for seed in range(4):
-        kind, calls, content = spoken(bench, recipe, request, seed, ENDINGS | {str(THINK_END): 9.0})
+    for seed in range(3):
+        kind, calls, content = spoken(bench, recipe, request, seed, ENDINGS | {str(THINK_END): 9.0, "4037": 12.0})
         if kind != "stop":
             continue
         num_finished += 1
         assert calls and content.strip() == ""
         for name, arguments in calls:
-            assert name in ("get_weather", "other") and (choice == "required" or name == "get_weather")
+            assert name in ("get_weather", "count") and (choice == "required" or name == "count")
             schema = next(t["function"]["parameters"] for t in tools if t["function"]["name"] == name)
             jsonschema.validate(json.loads(arguments), schema)
-    assert num_finished >= 2
+    assert num_finished >= 1
 
 
 def test_one_call_only_where_parallel_calls_are_off(bench, recipe):
     request = chat(tools=[tool("f", n={"type": "integer"})], tool_choice="required", parallel_tool_calls=False)
     for seed in range(3):
-        kind, calls, _ = spoken(bench, recipe, request, seed, ENDINGS | {"13": 0.0})
+        kind, calls, _ = spoken(bench, recipe, request, seed, ENDINGS)
         assert kind != "stop" or [name for name, _ in calls] == ["f"]
 
 
-def test_a_strict_tool_that_the_model_chooses_to_call_follows_its_schema(bench, recipe):
-    """The opening is forced by bias on its ids; the rest is the grammar's."""
-    request = chat(tools=[tool("f", strict=True, n={"type": "integer"})])
-    kind, calls, content = spoken(bench, recipe, request, 1, ENDINGS | {str(EOS): 9.0})
-    assert (kind, calls) == ("stop", []) or json.loads(calls[0][1])["n"] is not None
-    assert "DSML" not in content
+def test_a_strict_tool_that_the_model_chooses_to_call_follows_its_schema(recipe):
+    """Text is free, the marker can only be its token, and once the block is open the schema holds."""
+    constraint = asked(recipe, chat(tools=[tool("f", strict=True, n={"type": "integer"})]))
+    m = backend().compile(constraint.grammar).new_matcher()
+
+    def feed(*texts: str) -> None:
+        for token in (token for text in texts for token in toy().encode(text)):
+            assert m.allowed()[token] and m.accept(token), (texts, token)
+
+    feed("Well", ", let us see")
+    assert m.allowed()[EOS] and int(m.allowed().sum()) > 2000
+    feed('\n\n<｜DSML｜ calls>\n<｜DSML｜ invoke name="f">\n<｜DSML｜ parameter name="n" string="false">')
+    assert not m.allowed()[EOS] and not m.allowed()[toy().encode("x")[0]]
+    feed("7</｜DSML｜ parameter>\n</｜DSML｜ invoke>\n</｜DSML｜ calls>")
+    assert m.allowed().nonzero().flatten().tolist() == [EOS]
