@@ -10,7 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from sglang.srt.mem_cache.radix_cache import CacheKey
 from unit.mem_cache.cache_world import World
 
-EXAMPLES, STEPS = 80, 160  # 12,800 operations
+EXAMPLES, STEPS = 110, 160  # upper limits: hypothesis ends many examples early, so operations are counted
+MIN_OPERATIONS = 10_000
 
 salts = st.sampled_from(["", "", "", "s"])
 few_ids = st.lists(st.integers(0, 1), min_size=1, max_size=8)
@@ -18,6 +19,8 @@ few_ids = st.lists(st.integers(0, 1), min_size=1, max_size=8)
 
 class CacheMachine(RuleBasedStateMachine):
     """Requests start, go on, finish and fail in any order, while memory is short. `World` checks every match."""
+
+    num_operations = 0  # of all examples
 
     def __init__(self):
         super().__init__()
@@ -99,6 +102,7 @@ class CacheMachine(RuleBasedStateMachine):
     @invariant()
     def books_balance(self):
         if hasattr(self, "world"):
+            CacheMachine.num_operations += 1
             self.world.check()
             assert self.world.tree.held_snapshots <= self.world.tree.max_snapshots
             for req in self.world.running:
@@ -122,4 +126,6 @@ class CacheMachine(RuleBasedStateMachine):
 def test_random_operations_lose_and_share_nothing_and_find_all_there_is():
     checks = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large, HealthCheck.large_base_example]
     limits = settings(max_examples=EXAMPLES, stateful_step_count=STEPS, deadline=None, suppress_health_check=checks)
+    CacheMachine.num_operations = -EXAMPLES  # the books are looked at once before the first operation of each
     run_state_machine_as_test(CacheMachine, settings=limits)
+    assert CacheMachine.num_operations >= MIN_OPERATIONS
