@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,6 +142,29 @@ class Rule:
     why: Callable[[ServerArgs], str]
 
 
+_LEAST: dict[str, float] = {
+    "context_length": 1,
+    "max_snapshots": 0,
+    "prefill_keep_tokens": 1,
+    "stream_interval": 1,
+    "decode_log_interval": 1,
+    "startup_timeout_s": 0.1,
+    "request_timeout_s": 0,
+    "queue_timeout_s": 0,
+    "drain_timeout_s": 0,
+    "watchdog_timeout": 0.1,
+}
+"""Smallest value of flags that have no other bound; None always means the default."""
+
+
+def _in_range(name: str, least: float) -> Rule:
+    """A bound from below that NaN and infinity do not pass either."""
+    return Rule(
+        lambda a: (value := getattr(a, name)) is not None and not least <= value < math.inf,
+        lambda a: f"--{name.replace('_', '-')} must be at least {least:g}, found {getattr(a, name)}",
+    )
+
+
 RULES: tuple[Rule, ...] = (
     Rule(lambda a: not a.model_path, lambda a: "no model given: pass a checkpoint directory, e.g. sglang serve PATH"),
     Rule(
@@ -165,6 +189,15 @@ RULES: tuple[Rule, ...] = (
     Rule(lambda a: a.grammar_timeout_s <= 0, lambda a: f"--grammar-timeout-s must be positive, found {a.grammar_timeout_s}"),
     Rule(lambda a: a.grammar_cache_bytes < 0, lambda a: f"--grammar-cache-bytes must not be negative, found {a.grammar_cache_bytes}"),
     Rule(lambda a: a.snapshot_interval < 0, lambda a: f"--snapshot-interval must not be negative, found {a.snapshot_interval}"),
+    *(_in_range(name, least) for name, least in _LEAST.items()),
+    Rule(
+        lambda a: a.max_total_tokens is not None and a.max_total_tokens < 2 * a.page_size,
+        lambda a: f"--max-total-tokens must be at least two pages, {2 * a.page_size} tokens, found {a.max_total_tokens}",
+    ),
+    Rule(
+        lambda a: a.random_seed is not None and not -(2**63) <= a.random_seed < 2**63,
+        lambda a: f"--random-seed must fit in 64 bits, found {a.random_seed}",
+    ),
     Rule(
         lambda a: a.enable_deterministic_inference and (a.swa_restore != "exact" or a.prefill_truncation != "off"),
         lambda a: "--enable-deterministic-inference needs --swa-restore exact and --prefill-truncation off",

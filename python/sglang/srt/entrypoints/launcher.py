@@ -74,7 +74,12 @@ class EngineCore:
             env=child_environment(),
             process_group=0,  # a Ctrl-C at the terminal is for this process, which then ends that one in order
         )
-        order = {"args": dataclasses.asdict(self.args), "in_addr": link.to_scheduler, "out_addr": link.from_scheduler}
+        order = {
+            "args": dataclasses.asdict(self.args),
+            "in_addr": link.to_scheduler,
+            "out_addr": link.from_scheduler,
+            "parent_pid": os.getpid(),
+        }
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:  # it ended at once: the watcher reports that
             stdin.write(json.dumps(order).encode())
@@ -153,7 +158,10 @@ def read_model_info(args: ServerArgs) -> ModelInfo:
     """Check config.json and the headers of all shards, without torch. Raises ConfigError."""
     config = load_config(args.model_path, args.model_override)
     check_checkpoint(args.model_path, config)
-    context_length = config.max_position_embeddings if args.context_length is None else args.context_length
+    most = config.max_position_embeddings
+    context_length = most if args.context_length is None else args.context_length
+    if context_length > most:  # here, before the scheduler loads weights only to say the same
+        raise ConfigError(f"--context-length {context_length} exceeds the model's max_position_embeddings {most}")
     return ModelInfo(
         vocab_size=config.vocab_size,
         context_length=context_length,
