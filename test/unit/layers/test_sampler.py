@@ -182,6 +182,14 @@ def test_a_row_without_candidates_ends_alone_and_commits_nothing():
     assert "-inf" in Sampler().sample(rows[1:2], [make({"temperature": 0})], [4])[0].error
 
 
+def test_bans_that_leave_no_token_are_the_requests_own_doing_and_a_broken_row_is_not():
+    rows = logits(2)
+    rows[1] = -math.inf
+    states = [make({"temperature": temperature, "min_new_tokens": 1, "stop_token_ids": list(range(V))}, 0) for temperature in (0, 1)]
+    assert [Sampler().sample(rows[:1], [state], [state.prompt_len])[0].is_own_doing for state in states] == [True, True]
+    assert not Sampler().sample(rows[1:], [make({"temperature": 0})], [4])[0].is_own_doing
+
+
 def test_mismatched_lengths_are_refused():
     with pytest.raises(ValueError, match="2 rows, 1 states and 2 positions"):
         Sampler().sample(logits(2), [make()], [4, 5])

@@ -30,6 +30,7 @@ class SampledToken:
     top: list[tuple[float, int]] | None = None  # (logprob, id), best first, lower id first on equal logits
     token_ids: list[tuple[float, int]] | None = None  # (logprob, id) of the ids asked, in their order
     error: str | None = None
+    is_own_doing: bool = False  # the error is what the request asked for: its bans leave no token
 
 
 class Sampler:
@@ -57,7 +58,7 @@ class Sampler:
                 try:
                     token = SampledToken(id=choose(row, state, position))
                 except NoCandidate as error:
-                    results.append(SampledToken(id=0, error=str(error)))
+                    results.append(SampledToken(id=0, error=str(error), is_own_doing=maximum != -math.inf))
                     continue
             state.commit([token.id])
             if state.return_logprob:

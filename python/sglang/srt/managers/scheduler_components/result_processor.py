@@ -11,10 +11,11 @@ from sglang.srt.model_executor.step import SampledToken
 def commit(req: Req, token: SampledToken) -> FinishReason | None:
     """Append a sampled token to the known ones. Returns why the request ends here, if it does.
 
-    A row that could not be sampled (NaN) ends its request, no other; its token is not appended.
+    A row that could not be sampled (NaN, or every token banned) ends its request, no other; its token is not appended.
     """
     if token.error is not None:
-        return FinishReason(type="abort", message=f"request {req.rid}: {token.error}", status_code=500, err_type="InternalServerError")
+        status, kind = (400, "BadRequestError") if token.is_own_doing else (500, "InternalServerError")
+        return FinishReason(type="abort", message=f"request {req.rid}: {token.error}", status_code=status, err_type=kind)
     if req.max_new_tokens <= 0:
         return FinishReason(type="length", length=0)
     req.ids.append(token.id)
