@@ -12,6 +12,7 @@ import time
 import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sglang.srt.entrypoints.error_replies import as_service_error, error_response, family_of
@@ -63,6 +64,8 @@ class ServiceMiddleware:
             limit = self._args.max_body_bytes
             _check_headers(scope["method"], headers, limit)
             await self._app(scope, _limited(receive, limit), response.send)
+        except ClientDisconnect:
+            return  # it left before its body was here: nobody is left to answer, and nothing of ours failed
         except Exception as error:
             service_error = as_service_error(error, scope["path"])
             if not response.has_started:
