@@ -46,7 +46,7 @@ class Process:
         self.child = subprocess.Popen(
             [sys.executable, "-m", "sglang.srt.entrypoints.scheduler_child"], stdin=subprocess.PIPE, env=environment()
         )
-        order = {"args": FLAGS | flags, "in_addr": addresses[0], "out_addr": addresses[1]}
+        order = {"args": FLAGS | flags, "in_addr": addresses[0], "out_addr": addresses[1], "parent_pid": os.getpid()}
         with self.child.stdin as stdin:
             stdin.write(json.dumps(order).encode())
 
@@ -164,9 +164,10 @@ def test_wrong_flags_are_told_in_one_line_and_exit_2(tmp_path, flags, words):
 def test_it_ends_soon_after_its_parent(tmp_path):
     """The parent here is a process that starts a scheduler and is then killed."""
     code = (
-        "import json, subprocess, sys, time\n"
+        "import json, os, subprocess, sys, time\n"
         "child = subprocess.Popen([sys.executable, '-m', 'sglang.srt.entrypoints.scheduler_child'], stdin=subprocess.PIPE)\n"
-        "child.stdin.write(sys.argv[1].encode()); child.stdin.close()\n"
+        "order = {**json.loads(sys.argv[1]), 'parent_pid': os.getpid()}\n"
+        "child.stdin.write(json.dumps(order).encode()); child.stdin.close()\n"
         "print(child.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
@@ -187,3 +188,23 @@ def test_it_ends_soon_after_its_parent(tmp_path):
     finally:
         parent.kill()
         context.destroy(linger=0)
+
+
+def test_a_process_whose_parent_ended_before_it_could_look_ends_too(tmp_path):
+    """The launcher can die while this process is still importing; it is then left to init, and nobody would ever end it."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    order = {
+        "args": FLAGS,
+        "in_addr": f"ipc://{tmp_path}/in",
+        "out_addr": f"ipc://{tmp_path}/out",
+        "parent_pid": gone.pid,
+    }
+    child = subprocess.run(
+        [sys.executable, "-m", "sglang.srt.entrypoints.scheduler_child"],
+        input=json.dumps(order).encode(),
+        env=environment(),
+        timeout=60,
+        check=False,
+    )
+    assert child.returncode == 1

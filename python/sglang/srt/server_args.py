@@ -65,7 +65,9 @@ class ServerArgs:
     max_queued_requests: int = flag(2048, "waiting requests beyond which new ones are answered 503")
     page_size: int = flag(64, "tokens per page; even, so that a page never splits a compressed pair")
     chunked_prefill_size: int = flag(512, "most prompt tokens of one request in one step; -1: whole prompts")
-    max_prefill_tokens: int = flag(1024, "most prompt tokens in one step over all requests; a GPU wants more, a laptop pays memory for each row")
+    max_prefill_tokens: int = flag(
+        1024, "most prompt tokens in one step over all requests; a GPU wants more, a laptop pays memory for each row"
+    )
     schedule_policy: str = flag("fcfs", "order of the waiting queue", choices=("fcfs", "lpm", "priority"))
     enable_priority_scheduling: bool = flag(False, "the same as --schedule-policy priority")
     enable_mixed_chunk: bool = flag(True, "run prompt chunks and decodes in one step")

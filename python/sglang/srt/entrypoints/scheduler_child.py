@@ -21,7 +21,7 @@ def main() -> None:
     setup_logging(args.log_level, "scheduler")
     from sglang.srt.managers.scheduler_process import run_scheduler_process
 
-    run_scheduler_process(args, order["in_addr"], order["out_addr"])
+    run_scheduler_process(args, order["in_addr"], order["out_addr"], order["parent_pid"])
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 import signal
 import time
@@ -40,13 +39,15 @@ LAST_WORDS_MS = 1000
 """How long the process waits at its end for its last messages to be read."""
 
 
-def run_scheduler_process(args: ServerArgs, in_addr: str, out_addr: str) -> None:
+def run_scheduler_process(args: ServerArgs, in_addr: str, out_addr: str, parent_pid: int) -> None:
     """Serve one model until told to stop. `in_addr` and `out_addr` are bound by the HTTP process, this end connects.
+    `parent_pid` is that process, in its own words: it may have ended before this one could look, and left it to init.
 
     Exit codes: 0 after a ShutdownReq, 2 for wrong flags or checkpoint, 1 for everything else; before the last two the HTTP
     process gets a SchedulerFailed.
     """
-    prepare_process()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the HTTP process decides what it means
+    end_with_parent(parent_pid)
     context = zmq.Context(io_threads=1)
     inbox, outbox = _connect(context, zmq.PULL, in_addr), _connect(context, zmq.PUSH, out_addr)
 
@@ -194,13 +195,6 @@ def assemble(
         state=scheduler.state(),
     )
     return scheduler, ready
-
-
-def prepare_process() -> None:
-    """Signals, and ending with the parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the HTTP process decides what it means
-    parent = multiprocessing.parent_process()
-    end_with_parent((parent and parent.pid) or os.getppid())
 
 
 def _connect(context: zmq.Context, kind: int, address: str) -> zmq.Socket:
