@@ -168,6 +168,16 @@ def test_second_signal_does_not_wait():
         assert draining.end()[0] == 0
 
 
+def test_signals_until_the_very_end_do_not_change_the_exit_code():
+    with worker() as ending:
+        while ending.process.poll() is None:
+            ending.process.send_signal(signal.SIGTERM)
+            time.sleep(0.001)
+        code, stderr = ending.end()
+        assert code == 0, stderr
+        assert "Traceback" not in stderr
+
+
 def test_death_of_the_scheduler_fails_running_requests_and_ends_the_worker():
     with worker("--delay", "0.02", "--forever", "5") as dying:
         running = in_background(generate, dying.url, max_new_tokens=2000, ignore_eos=True)

@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 REPLY_TIMEOUT_S = 3.0
 """How long replies to failed or aborted requests may take to leave before connections are closed."""
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def build_app(manager: TokenizerManager, launch_command: str = "") -> FastAPI:
@@ -109,7 +110,7 @@ class _Service:
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _STOP_SIGNALS:
             loop.add_signal_handler(number, self._on_signal)
         await self._core.start()
         serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
@@ -119,6 +120,9 @@ class _Service:
             self._server.should_exit = True
             await asyncio.gather(serving, return_exceptions=True)
             await self._core.stop()
+            for number in _STOP_SIGNALS:  # closing the loop would restore the default, and one more signal replace the exit code
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_IGN)
 
     async def _live(self, serving: asyncio.Task[None]) -> int:
         """Until the exit code is known."""
