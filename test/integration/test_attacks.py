@@ -191,7 +191,8 @@ def test_whole_worker_sleeps_when_idle(worker):
 
 def test_context_beyond_the_model_is_refused_before_anything_is_loaded(worker, tmp_path):
     model = httpx.get(worker.url + "/model_info", timeout=5).json()
-    with pytest.raises(AssertionError, match="--context-length 999999 exceeds the model's max_position_embeddings 32768") as refused:
-        with serve(model["model_path"], tmp_path / "log", "--context-length", "999999"):
-            pass
+    says = "--context-length 999999 exceeds the model's max_position_embeddings 32768"
+    flags = ("--context-length", "999999")
+    with pytest.raises(AssertionError, match=says) as refused, serve(model["model_path"], tmp_path / "log", *flags):
+        pass
     assert "loading weights" not in str(refused.value)
