@@ -135,6 +135,13 @@ def test_the_third_user_of_a_shared_head_finds_it_whole(make):
     assert cached == [0, 0, 40]
 
 
+def test_a_state_in_the_middle_is_kept_though_its_request_ends_in_the_same_step(make):
+    bench = make(snapshot_interval=0)
+    head = list(range(40))
+    cached = [generate(bench, [*head, 100 + n, *range(9)], 1).last.cached_tokens for n in range(3)]
+    assert cached == [0, 0, 40]
+
+
 def test_interval_snapshots_serve_a_branch_that_was_not_seen_before(make):
     bench = make(FakeModelRunner(num_pages=200, num_slots=40))
     head = list(range(40))

@@ -376,10 +376,11 @@ class Scheduler:
         should_log = self.stats.count_step(sum(token is not None for token in output.sampled), output.forward_seconds)
         self.sender.flush(self.current_stats)
         for snapshot in step.snapshots:
-            if snapshot.req.is_finished:
-                self.keeper.drop_snapshot(snapshot)
-            else:
+            # A request that ended with this very step still has its memory, and a state in the middle of it is worth keeping.
+            if snapshot.req.is_resident and not has_failed(snapshot.req):
                 self.keeper.keep_snapshot(snapshot, in_flight)
+            else:
+                self.keeper.drop_snapshot(snapshot)
         for row in step.rows:
             self.settle(row.req)
         self.keeper.pages.free(step.free_pages)
@@ -413,8 +414,7 @@ class Scheduler:
         """
         if req.state not in (ReqState.FINISHED, ReqState.RETRACTING) or req.num_in_flight or not req.is_resident:
             return
-        failed = req.finish is not None and req.finish.status_code == EngineFailed.status
-        self.keeper.release(req, cache=not failed)
+        self.keeper.release(req, cache=not has_failed(req))
         self.resident.remove(req)
         if req.state is ReqState.RETRACTING:
             req.state = ReqState.WAITING
@@ -461,3 +461,8 @@ class Scheduler:
 def abort_reason(error: ServiceError) -> FinishReason:
     """An error as the end of a request; the HTTP process turns it back."""
     return FinishReason(type="abort", message=error.message, status_code=error.status, err_type=error.kind)
+
+
+def has_failed(req: Req) -> bool:
+    """True if the request ended by a fault of ours: what it computed is not to be trusted."""
+    return req.finish is not None and req.finish.status_code == EngineFailed.status
