@@ -28,7 +28,7 @@ SEEDED = {"temperature": 0.8, "top_p": 0.9}
 
 AXES = [
     pytest.param({"chunked_prefill_size": chunk, "disable_overlap_schedule": not overlap, "max_total_tokens": pool}, id=name)
-    for chunk in (16, 128)
+    for chunk in (16,)
     for overlap in (True,)
     for pool in (ROOMY, TIGHT)
     for name in [f"chunk{'-off' if chunk < 0 else chunk}-{'overlap' if overlap else 'plain'}-{'tight' if pool == TIGHT else 'roomy'}"]
@@ -120,8 +120,7 @@ RELEASE = {"dtype": "bfloat16", "kv_cache_dtype": "auto", "activation_quant": "a
 EXACT = {"dtype": "float32", "kv_cache_dtype": "float32", "activation_quant": "off"}
 
 
-@pytest.mark.parametrize("numerics", [RELEASE, EXACT], ids=["release", "exact"])
-@pytest.mark.parametrize("checkpoint", ["mini-s1", "deep-s1"])
+@pytest.mark.parametrize(("checkpoint", "numerics"), [("mini-s1", RELEASE), ("deep-s1", EXACT)], ids=["mini-release", "deep-exact"])
 def test_every_architecture_and_precision(checkpoint, numerics):
     """One cold lonely run and one warm crowded one, on the checkpoints with all mechanisms."""
     base = {**BASE, **numerics, "model_path": str(GOLDEN / checkpoint / "checkpoint"), "max_total_tokens": ROOMY}
