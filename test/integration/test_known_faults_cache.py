@@ -117,6 +117,17 @@ def test_slots_and_pages_survive_a_churning_tree():
         assert all(pool["free"] == pool["total"] for pool in pools.values())
 
 
+def test_admission_waits_for_what_can_be_evicted():
+    """F04 as far as one worker has it: pools full of evictable states and pages refuse nobody."""
+    params = {**GREEDY, "max_new_tokens": 2}
+    with engine(max_total_tokens=2048, max_running_requests=8, max_snapshots=8) as running:
+        for number in range(60):
+            assert len(running.generate(input_ids=prompt(400 + number, 500), sampling_params=params)["output_ids"]) == 2
+        together = running.generate(input_ids=[prompt(460 + i, 500) for i in range(8)], sampling_params=params)
+        assert all(len(result["output_ids"]) == 2 for result in together)
+        assert_books_balance(running)
+
+
 def test_chunk_size_does_not_change_logprob_lists():
     """F05: alone and four at once."""
     ids, params = prompt(5, 1000), {**GREEDY, "max_new_tokens": 8}
