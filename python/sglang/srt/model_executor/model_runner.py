@@ -99,11 +99,11 @@ class ModelRunner:
     def pool_op(self, kind: str, src: int, dst: int) -> None:
         """copy_page, copy_slot or reset_slot."""
         if kind == "copy_page":
-            self.kv.copy_page(src, dst)
+            self.copy_page(src, dst)
         elif kind == "copy_slot":
-            self.state.copy_slot(src, dst)
+            self.copy_slot(src, dst)
         else:
-            self.state.reset_slot(dst)
+            self.reset_slot(dst)
 
     def copy_page(self, src: int, dst: int) -> None:
         self.kv.copy_page(src, dst)

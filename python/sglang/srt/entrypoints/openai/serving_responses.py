@@ -7,6 +7,7 @@ be read again, cancelled and deleted; without it those are a 400, and everything
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from sglang.srt.entrypoints.error_replies import as_service_error
 from sglang.srt.entrypoints.openai.response_store import ResponseStore, StoredResponse
@@ -15,6 +16,8 @@ from sglang.srt.entrypoints.openai.responses_reply import ResponsesReply
 from sglang.srt.entrypoints.openai.serving_base import Json, Route, collect
 from sglang.srt.entrypoints.openai.serving_chat import ChatServing
 from sglang.srt.errors import BadRequest, NotFound
+
+logger = logging.getLogger(__name__)
 
 
 class ResponsesServing(Route[ResponsesRequest]):
@@ -68,7 +71,8 @@ class ResponsesServing(Route[ResponsesRequest]):
             await collect(self.tm, reply)
         except asyncio.CancelledError:
             self._store.put(reply.snapshot("cancelled"), [])
-        except Exception as error:
+        except Exception as error:  # nobody awaits a background task: what failed is told to whoever asks for the response
+            logger.warning("background response %s failed: %s", reply.id, type(error).__name__)
             self._store.put(reply.failure(as_service_error(error, "/v1/responses")), [])
 
     def get(self, id: str) -> Json:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
-from sglang.srt.mem_cache.global_kv_pool import GlobalKVPool
-from sglang.srt.mem_cache.state_pool import StatePool
 from sglang.srt.models.deepseek_v41.plan import ForwardPlan
+
+if TYPE_CHECKING:  # the pools know the model's shapes; the model only uses what it is handed
+    from sglang.srt.mem_cache.global_kv_pool import GlobalKVPool
+    from sglang.srt.mem_cache.state_pool import StatePool
 
 
 @dataclass
@@ -34,4 +37,3 @@ class ForwardContext:
     kv: GlobalKVPool
     selection: Selection = field(default_factory=lambda: Selection.nothing(torch.empty(0)))
     candidates: list[list[torch.Tensor]] = field(default_factory=list)  # per request, per row block: bool [rows, groups]
-    features: list[torch.Tensor] = field(default_factory=list)  # draft inputs, [T, d] per target layer (model.md §3)

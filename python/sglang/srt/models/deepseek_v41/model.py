@@ -7,14 +7,13 @@ cache, written from the input of its first layer; with a truncated prefill only 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from sglang.srt.kernels.linear_weight import LinearWeight
 from sglang.srt.kernels.table import KernelTable
-from sglang.srt.mem_cache.global_kv_pool import GlobalKVPool
-from sglang.srt.mem_cache.state_pool import StatePool
 from sglang.srt.model_executor.forward_batch import NO_TOKEN, ForwardBatch
 from sglang.srt.models.deepseek_v41.config import DeepseekV41Config
 from sglang.srt.models.deepseek_v41.context import ForwardContext
@@ -24,6 +23,10 @@ from sglang.srt.models.deepseek_v41.layer import DecoderLayer
 from sglang.srt.models.deepseek_v41.numerics import Numerics
 from sglang.srt.models.deepseek_v41.plan import ForwardPlan
 from sglang.srt.models.deepseek_v41.weights import Weights
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.global_kv_pool import GlobalKVPool
+    from sglang.srt.mem_cache.state_pool import StatePool
 
 
 @dataclass
@@ -126,17 +129,12 @@ def _rows_from(batch: ForwardBatch, first: list[int]) -> tuple[torch.Tensor, For
     assert bool((output_rows >= 0).all()), "an output row lies before decoder_start"
     prefix = [max(p, min(f, p + n)) for p, n, f in zip(batch.prefix_lens, batch.extend_lens, first)]
     extend = [p + n - q for p, n, q in zip(batch.prefix_lens, batch.extend_lens, prefix)]
-    return keep, ForwardBatch(
+    return keep, replace(
+        batch,
         input_ids=batch.input_ids[keep],
         positions=batch.positions[keep],
         row_request=batch.row_request[keep],
         prefix_lens=prefix,
         extend_lens=extend,
-        page_tables=batch.page_tables,
-        state_slots=batch.state_slots,
-        history=batch.history,
         output_rows=output_rows,
-        window_start=batch.window_start,
-        decoder_start=batch.decoder_start,
-        kv_start=batch.kv_start,
     )
